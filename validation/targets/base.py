@@ -1,0 +1,137 @@
+"""What a gate may ask of something that decodes. Gates see targets only through these types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from validation.faults.base import Fault
+
+Case = Mapping[str, Any]
+"""Inputs of one op as named in docs/ops.md: tensors and plain numbers."""
+
+
+class TargetError(RuntimeError):
+    """A target that cannot be opened as asked; the message lists every reason (exit code 2)."""
+
+
+class Capability(StrEnum):
+    """One thing that a target can do; a gate names those it needs."""
+
+    GENERATE = "generate"
+    TOPK_LOGPROBS = "top-k logprobs"
+    FULL_LOGITS = "full logits"
+    TEACHER_FORCED = "teacher-forced decode"
+    READ_STATE = "read caches"
+    RUN_OP = "run one op"
+    INJECT_FAULT = "inject a fault"
+    RANKS = "ranks"
+
+
+@dataclass(frozen=True)
+class ArmConfig:
+    """How a target decodes in one arm of a comparison."""
+
+    name: str
+    decode_backend: str = "auto"
+    kv_cache_dtype: str = "bf16"
+    state_dtype: str = "f32"
+    tensor_parallel: int = 1
+    max_batch: int = 64
+    max_context: int = 1024
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True)
+class ForcedStep:
+    """Logits of one teacher-forced decode step: row i belongs to sequence `sequences[i]`.
+
+    `logits` is f32 [n, V]; row i predicts token `positions[i] + 1` of its sequence. `path` names the path that ran.
+    """
+
+    logits: Tensor
+    sequences: tuple[int, ...]
+    positions: tuple[int, ...]
+    path: str
+
+
+class ForcedDecode(Protocol):
+    """Teacher-forced decode of a fixed set of sequences, one batch, one step at a time."""
+
+    def __iter__(self) -> Iterator[ForcedStep]: ...
+
+    def state(self, sequence: int) -> dict[str, Tensor]:
+        """Copies of this sequence's caches now, whole-model (all ranks joined), in f32.
+
+        Keys: `layer.<i>.state`, `layer.<i>.conv`, `layer.<i>.latent` (rows so far, dequantised).
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the slots and pages back."""
+        ...
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What ran in an arm so far: steps by path, and steps that fell back, by reason."""
+
+    steps: Mapping[str, int] = field(default_factory=dict)
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+
+
+class Arm(Protocol):
+    """An opened target in one configuration."""
+
+    config: ArmConfig
+
+    def ops(self) -> frozenset[str]:
+        """Names of the ops that `run_op` accepts here."""
+        ...
+
+    def run_op(self, op: str, case: Case) -> dict[str, Tensor]:
+        """Run one op of docs/ops.md on copies of the case's tensors; inputs are never changed."""
+        ...
+
+    def forced_decode(self, sequences: Sequence[Sequence[int]], prompt_length: int) -> ForcedDecode:
+        """Prefill the first `prompt_length` tokens of each sequence, then decode the rest teacher-forced in one batch.
+
+        Sequences have one length; a step yields one row per sequence, at positions prompt_length .. length-2 and length-1.
+        """
+        ...
+
+    def counters(self) -> Counters:
+        """Steps and fallbacks since the arm was opened."""
+        ...
+
+
+class Target(Protocol):
+    """Something that decodes."""
+
+    name: str
+    capabilities: frozenset[Capability]
+
+    def fingerprint(self) -> dict[str, str]:
+        """What was judged: model name, weight hash, implementation that ran (kernel or emulation), versions."""
+        ...
+
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of `text` under the model's tokenizer, without special tokens."""
+        ...
+
+    def dims(self) -> Mapping[str, int]:
+        """Model dimensions by the names of `config.json`, for gates that build cases at model size."""
+        ...
+
+    def open(self, config: ArmConfig) -> Arm:
+        """Open an arm.
+
+        Raises:
+            TargetError: the configuration is unsupported; all reasons at once.
+        """
+        ...
