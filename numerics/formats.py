@@ -1,9 +1,9 @@
 """Number formats of the decode path: BF16, FP8 E4M3FN, E8M0 block scales and MXFP4.
 
 Codes are `uint8` tensors, values are floating-point tensors; everything is vectorised, on CPU and CUDA.
-Rounding is to nearest, ties to even, from the input's own precision: FP64 is rounded once, never through FP32.
-Sources: OCP 8-bit Floating Point specification 1.0 (E4M3) and OCP Microscaling Formats specification 1.0 (E8M0,
-MXFP4).
+Rounding is to nearest, ties to even, from the input's own precision: FP64 is rounded once, never through
+FP32. Sources: OCP 8-bit Floating Point specification 1.0 (E4M3) and OCP Microscaling Formats specification
+1.0 (E8M0, MXFP4).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def bf16(x: Tensor) -> Tensor:
 def e4m3_encode(x: Tensor) -> Tensor:
     """Encode to E4M3FN codes, to nearest with ties to even, saturating at +-448; infinities saturate too.
 
-    x: any floating dtype, any shape. Returns uint8 of the same shape. -0 keeps its sign; NaN takes a NaN code.
+    x: any floating dtype, any shape. Returns uint8 of the same shape. -0 keeps its sign; NaN takes a NaN
+    code.
     """
     if x.dtype is torch.float64:
         x = _to_f32_odd(x)
@@ -57,8 +58,8 @@ def e4m3_encode(x: Tensor) -> Tensor:
 def e4m3_decode(codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Decode E4M3FN codes exactly.
 
-    codes: uint8, any shape. Returns `dtype` (float32, bfloat16 or float64, each of which holds every value) of
-    the same shape; codes 0x7F and 0xFF give NaN.
+    codes: uint8, any shape. Returns `dtype` (float32, bfloat16 or float64, each of which holds every
+    value) of the same shape; codes 0x7F and 0xFF give NaN.
     """
     _require_u8(codes, "E4M3 codes")
     if codes.device.type != "cpu":
@@ -99,10 +100,10 @@ def mxfp4_quantise(w: Tensor) -> tuple[Tensor, Tensor]:
 
     w: floating dtype [..., K], K a multiple of 32, finite. Returns packed uint8 [..., K/2] (element 2i in the
     low nibble of byte i) and scale uint8 [..., K/32] (E8M0).
-    Scale rule: the smallest power of two at which no element of the block exceeds 6, so nothing saturates (the
-    MX specification's floor(log2(amax)) - 2 would clip block maxima between 6 and 8 times the scale). A block of
-    zeros takes scale 1. Elements round to the nearest E2M1 value, ties to the even code; -0 keeps its sign.
-    Raises ValueError for a wrong K or a value that is not finite or lies beyond 6 * 2^127.
+    Scale rule: the smallest power of two at which no element of the block exceeds 6, so nothing saturates
+    (the MX specification's floor(log2(amax)) - 2 would clip block maxima between 6 and 8 times the scale).
+    A block of zeros takes scale 1. Elements round to the nearest E2M1 value, ties to the even code; -0
+    keeps its sign. Raises ValueError for a wrong K or a value that is not finite or lies beyond 6 * 2^127.
     """
     if w.shape[-1] % MXFP4_BLOCK:
         raise ValueError(f"MXFP4 needs a last axis that is a multiple of {MXFP4_BLOCK}, got {tuple(w.shape)}")
@@ -122,9 +123,9 @@ def mxfp4_quantise(w: Tensor) -> tuple[Tensor, Tensor]:
 def mxfp4_dequantise(packed: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Dequantise MXFP4: E2M1 value times 2^(scale-127), exact.
 
-    packed: uint8 [..., K/2], low nibble first; scale: uint8 [..., K/32]. Returns `dtype` [..., K]: float64 holds
-    every result, float32 and bfloat16 every result up to their largest finite value, beyond which (scale codes
-    253 and 254 only) they give infinity. A scale of 0xFF makes its block NaN.
+    packed: uint8 [..., K/2], low nibble first; scale: uint8 [..., K/32]. Returns `dtype` [..., K]: float64
+    holds every result, float32 and bfloat16 every result up to their largest finite value, beyond which
+    (scale codes 253 and 254 only) they give infinity. A scale of 0xFF makes its block NaN.
     Raises ValueError for shapes that do not belong together.
     """
     _require_u8(packed, "MXFP4 bytes")
