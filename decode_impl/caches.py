@@ -1,0 +1,147 @@
+"""Caches of a decode: paged latent rows for MLA, slots of conv window and recurrent state for KDA.
+
+Page 0 and slot 0 are null: padded rows point at them, nobody owns them, nothing ever writes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decode_impl.weights import KdaWeights, MlaWeights, ModelWeights
+
+KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.uint8}
+"""Latent-cache formats: BF16, or E4M3 bytes with a per-tensor scale."""
+
+STATE_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+"""Formats of the recurrent state; BF16 is a known-worse control, not for use."""
+
+
+class CacheFull(RuntimeError):
+    """No free page or slot is left; the engine preempts a request when it sees this."""
+
+
+class ScaleError(ValueError):
+    """An FP8 cache was asked for, but a layer's scale is missing or is no positive finite number."""
+
+
+class LatentCache:
+    """Paged latent rows of every MLA layer, with reference-counted pages so that prefixes can share them."""
+
+    def __init__(self, weights: ModelWeights, dtype: str, pages: int, page_size: int) -> None:
+        config = weights.config
+        shape = (pages + 1, page_size, config.latent_row)
+        device = weights.embedding.device
+        layers = config.full_attention_layers
+        self.scales = {i: _checked_scales(weights, i) if dtype == "fp8" else (1.0, 1.0) for i in layers}
+        self.layers = {i: torch.zeros(shape, dtype=KV_DTYPES[dtype], device=device) for i in layers}
+        self.page_size = page_size
+        self._free = list(range(pages, 0, -1))
+        self._owners = [0] * (pages + 1)
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody owns."""
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """Take a free page.
+
+        Raises:
+            CacheFull: none is left.
+        """
+        if not self._free:
+            raise CacheFull("no free page in the latent cache")
+        page = self._free.pop()
+        self._owners[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """Count one more owner of `page`."""
+        self._owners[page] += 1
+
+    def release(self, page: int) -> None:
+        """Give up one ownership of `page`; it is free once nobody owns it."""
+        self._owners[page] -= 1
+        if self._owners[page] == 0:
+            self._free.append(page)
+
+
+def _checked_scales(weights: ModelWeights, layer: int) -> tuple[float, float]:
+    rank = weights.layers[layer].attention[0]
+    assert isinstance(rank, MlaWeights)
+    for name, scale in (("k_scale", rank.k_scale), ("q_scale", rank.q_scale)):
+        if scale is None or not math.isfinite(scale) or scale <= 0:
+            raise ScaleError(
+                f"kv_cache_dtype fp8 needs a positive {name} in the checkpoint for layer {layer}, it is {scale}; "
+                "use kv_cache_dtype bf16 or a checkpoint with FP8 scales"
+            )
+    assert rank.k_scale is not None
+    assert rank.q_scale is not None
+    return rank.q_scale, rank.k_scale
+
+
+@dataclass(frozen=True)
+class StateSnapshot:
+    """Copies of one slot's conv windows and states, per layer and rank."""
+
+    conv: Sequence[Tensor]
+    state: Sequence[Tensor]
+
+
+class StateCache:
+    """Conv window and recurrent state of every KDA layer and rank, one slot per request."""
+
+    def __init__(self, weights: ModelWeights, dtype: str, slots: int) -> None:
+        config = weights.config
+        device, d = weights.embedding.device, config.kda_head_dim
+        self.conv: dict[tuple[int, int], Tensor] = {}
+        self.state: dict[tuple[int, int], Tensor] = {}
+        for layer in config.kda_layers:
+            for rank, part in enumerate(weights.layers[layer].attention):
+                assert isinstance(part, KdaWeights)
+                window = (slots + 1, 3 * part.heads * d, config.conv_kernel - 1)
+                self.conv[layer, rank] = torch.zeros(window, dtype=torch.bfloat16, device=device)
+                shape = (slots + 1, part.heads, d, d)
+                self.state[layer, rank] = torch.zeros(shape, dtype=STATE_DTYPES[dtype], device=device)
+        self._free = list(range(slots, 0, -1))
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that nobody owns."""
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """Take a free slot and clear it: a new request must not see the last owner's state.
+
+        Raises:
+            CacheFull: none is left.
+        """
+        if not self._free:
+            raise CacheFull("no free slot in the state cache")
+        slot = self._free.pop()
+        for pool in (*self.conv.values(), *self.state.values()):
+            pool[slot] = 0
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Give a slot back."""
+        self._free.append(slot)
+
+    def snapshot(self, slot: int) -> StateSnapshot:
+        """Copy a slot's contents."""
+        return StateSnapshot(
+            [pool[slot].clone() for pool in self.conv.values()],
+            [pool[slot].clone() for pool in self.state.values()],
+        )
+
+    def restore(self, slot: int, snapshot: StateSnapshot) -> None:
+        """Overwrite a slot with a snapshot's contents."""
+        for pool, saved in zip(self.conv.values(), snapshot.conv, strict=True):
+            pool[slot] = saved
+        for pool, saved in zip(self.state.values(), snapshot.state, strict=True):
+            pool[slot] = saved

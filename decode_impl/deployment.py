@@ -1,0 +1,72 @@
+"""How a model is run: the options of an engine, checked where they enter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decode_impl.caches import KV_DTYPES, STATE_DTYPES
+
+BACKENDS = ("auto", "latency_specialized")
+"""`auto` is the generic path; `latency_specialized` runs pure decode steps on the specialised one."""
+
+
+class DeploymentError(ValueError):
+    """Options that no engine can have; the message lists every reason."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Options of an engine. `max_context` counts tokens of one request, prompt and output together.
+
+    `pages` is the latent-cache pool (all requests); None gives every request its full context.
+    """
+
+    decode_backend: str = "auto"
+    kv_cache_dtype: str = "bf16"
+    state_dtype: str = "f32"
+    tensor_parallel: int = 1
+    max_batch: int = 64
+    max_context: int = 1024
+    page_size: int = 16
+    pages: int | None = None
+    prefill_chunk: int = 256
+    prefix_block: int = 64
+    prefix_snapshots: int = 32
+
+    def __post_init__(self) -> None:
+        checks = [
+            _one_of("decode_backend", self.decode_backend, BACKENDS),
+            _one_of("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_DTYPES)),
+            _one_of("state_dtype", self.state_dtype, tuple(STATE_DTYPES)),
+            *(
+                _at_least(name, getattr(self, name), 1)
+                for name in ("tensor_parallel", "max_batch", "max_context", "page_size", "prefill_chunk")
+            ),
+            None if self.pages is None else _at_least("pages", self.pages, 1),
+            _at_least("prefix_snapshots", self.prefix_snapshots, 0),
+        ]
+        if self.page_size > 0 and (self.prefix_block < 1 or self.prefix_block % self.page_size):
+            checks.append(
+                f"prefix_block is {self.prefix_block}, a multiple of page_size {self.page_size} is needed"
+            )
+        problems = [problem for problem in checks if problem]
+        if problems:
+            raise DeploymentError("; ".join(problems))
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of one request at full context."""
+        return -(-self.max_context // self.page_size)
+
+    @property
+    def pool_pages(self) -> int:
+        """Pages of the latent cache, the null page aside."""
+        return self.pages if self.pages is not None else self.max_batch * self.max_pages
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str | None:
+    return None if value in allowed else f"{name} is {value!r}, allowed are {', '.join(allowed)}"
+
+
+def _at_least(name: str, value: int, least: int) -> str | None:
+    return None if value >= least else f"{name} is {value}, at least {least} is needed"

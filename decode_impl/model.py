@@ -1,0 +1,233 @@
+"""A K3-family text model, top to bottom, over a table of ops.
+
+Which path runs is only a matter of which table is given: the generic one, or the specialised one. Replicated tensors exist
+once; what ranks hold apart (attention heads, expert columns, vocabulary rows) is a list with one entry per rank, joined by
+the ops that reduce over ranks. Notation and roundings: docs/ops.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decode_impl.batch import Batch
+from decode_impl.caches import LatentCache, StateCache
+from decode_impl.config import ModelConfig
+from decode_impl.ops import OpTable
+from decode_impl.weights import (
+    KdaWeights,
+    LayerWeights,
+    MlaWeights,
+    MoeWeights,
+    ModelWeights,
+    ResidualWeights,
+)
+
+
+class Residual:
+    """The residual stream of a step: the running prefix, the pending output of the last MLP, and the bank of blocks.
+
+    prefix, delta: bf16 [n, H]; blocks: bf16 [n, NB, H]. Lives for one step.
+    """
+
+    def __init__(self, embedded: Tensor, blocks: int) -> None:
+        self.prefix = embedded
+        self.delta: Tensor | None = None
+        self.blocks = embedded.new_zeros(embedded.shape[0], blocks, embedded.shape[1])
+
+
+def forward(
+    weights: ModelWeights, ops: OpTable, batch: Batch, latents: LatentCache, states: StateCache
+) -> Tensor:
+    """Run one step and return the logits of the wanted rows, f32 [m, vocab]. Caches are written in place."""
+    config = weights.config
+    residual = Residual(weights.embedding[batch.tokens], config.residual_blocks)
+    for index, layer in enumerate(weights.layers):
+        x = _into_attention(config, ops, index, layer.attention_residual, residual)
+        if config.is_mla(index):
+            heads = _mla(config, ops, index, layer, x, batch, latents)
+        else:
+            heads = _kda(config, ops, index, layer, x, batch, states)
+        x = _into_mlp(config, ops, index, layer, residual, heads)
+        residual.delta = _mlp(config, ops, layer, x)
+    _, hidden = ops["attn_res"](
+        prefix=residual.prefix,
+        delta=residual.delta,
+        blocks=residual.blocks,
+        num_blocks=config.residual_blocks,
+        **_residual_arguments(config, weights.final_residual),
+    )
+    hidden = ops["rms_norm"](x=hidden[batch.logit_rows], weight=weights.norm, eps=config.rms_norm_eps)
+    return torch.cat([ops["projection"](x=hidden, weight=part) for part in weights.lm_head], dim=-1).float()
+
+
+def _residual_arguments(config: ModelConfig, weights: ResidualWeights) -> dict[str, Any]:
+    return {
+        "norm_weight": weights.norm,
+        "query_weight": weights.query,
+        "eps": config.rms_norm_eps,
+        "out_norm_weight": weights.out_norm,
+    }
+
+
+def _started_blocks(config: ModelConfig, index: int) -> int:
+    """Blocks that hold something when layer `index` begins."""
+    return -(-index // config.attn_res_block_size)
+
+
+def _into_attention(
+    config: ModelConfig, ops: OpTable, index: int, weights: ResidualWeights, residual: Residual
+) -> Tensor:
+    """Mix in front of attention; the first layer of a block then stores the prefix in the bank."""
+    residual.prefix, x = ops["attn_res"](
+        prefix=residual.prefix,
+        delta=residual.delta,
+        blocks=residual.blocks,
+        num_blocks=_started_blocks(config, index),
+        **_residual_arguments(config, weights),
+    )
+    if index % config.attn_res_block_size == 0:
+        residual.blocks[:, index // config.attn_res_block_size] = residual.prefix
+    return x
+
+
+def _into_mlp(
+    config: ModelConfig,
+    ops: OpTable,
+    index: int,
+    layer: LayerWeights,
+    residual: Residual,
+    heads: list[Tensor],
+) -> Tensor:
+    """Output projection and the mix in front of the MLP; the first layer of a block starts its prefix anew."""
+    writes_block = index % config.attn_res_block_size == 0
+    residual.prefix, x = ops["output_mix"](
+        y=heads,
+        weight=[rank.o_proj for rank in layer.attention],
+        replace_prefix=writes_block,
+        prefix=residual.prefix,
+        blocks=residual.blocks,
+        num_blocks=_started_blocks(config, index) + writes_block,
+        **_residual_arguments(config, layer.mlp_residual),
+    )
+    return x
+
+
+def _kda(
+    config: ModelConfig,
+    ops: OpTable,
+    index: int,
+    layer: LayerWeights,
+    x: Tensor,
+    batch: Batch,
+    states: StateCache,
+) -> list[Tensor]:
+    """Every rank's gated KDA output, bf16 [n, D_r]."""
+    outputs = []
+    for rank, w in enumerate(layer.attention):
+        assert isinstance(w, KdaWeights)
+        if not w.heads:
+            outputs.append(x.new_zeros(x.shape[0], 0))
+            continue
+        proj = ops["projection"](x=x, weight=w.in_proj)
+        arguments = {
+            "f_b": w.f_b,
+            "conv_weight": w.conv,
+            "A_log": w.A_log,
+            "dt_bias": w.dt_bias,
+            "lower_bound": config.gate_lower_bound,
+            "norm_weight": w.norm,
+            "conv_state": states.conv[index, rank],
+            "state": states.state[index, rank],
+        }
+        parts = []
+        if batch.decode_rows:
+            parts.append(ops["kda_step"](proj=proj[: batch.decode_rows], slots=batch.slots, **arguments))
+        for rows in batch.sequences:
+            parts.append(ops["kda_sequence"](proj=proj[rows.rows], slot=rows.slot, **arguments))
+        outputs.append(torch.cat(parts))
+    return outputs
+
+
+def _mla(
+    config: ModelConfig,
+    ops: OpTable,
+    index: int,
+    layer: LayerWeights,
+    x: Tensor,
+    batch: Batch,
+    latents: LatentCache,
+) -> list[Tensor]:
+    """Every rank's gated MLA output, bf16 [n, h_r * v]."""
+    q_scale, k_scale = latents.scales[index]
+    cache = latents.layers[index]
+    outputs = []
+    for w in layer.attention:
+        assert isinstance(w, MlaWeights)
+        if not w.heads:
+            outputs.append(x.new_zeros(x.shape[0], 0))
+            continue
+        a = ops["projection"](x=x, weight=w.a_proj)
+        inputs, gate = a.split(
+            [config.q_lora_rank + config.latent_row, a.shape[1] - config.q_lora_rank - config.latent_row], 1
+        )
+        q = ops["mla_query"](
+            a=inputs,
+            q_norm_weight=w.q_norm,
+            kv_norm_weight=w.kv_norm,
+            eps=config.rms_norm_eps,
+            q_b=w.q_b,
+            w_uk=w.w_uk,
+            q_scale=q_scale,
+            k_scale=k_scale,
+            cache=cache,
+            positions=batch.positions,
+        )
+        shared = {
+            "cache": cache,
+            "softmax_scale": config.mla_scale,
+            "q_scale": q_scale,
+            "k_scale": k_scale,
+            "kv_rank": config.kv_lora_rank,
+        }
+        latent = torch.cat(list(_attend(ops, q, batch, shared)))
+        outputs.append(ops["mla_value"](latent=latent, w_uv=w.w_uv, gate=gate))
+    return outputs
+
+
+def _attend(ops: OpTable, q: Tensor, batch: Batch, shared: dict[str, Any]) -> Iterator[Tensor]:
+    if batch.decode_rows:
+        yield ops["mla_attend"](
+            q=q[: batch.decode_rows], block_table=batch.block_table, lengths=batch.lengths, **shared
+        )
+    for rows in batch.sequences:
+        yield ops["mla_attend_sequence"](
+            q=q[rows.rows], block_table=rows.block_table, start=rows.start, **shared
+        )
+
+
+def _mlp(config: ModelConfig, ops: OpTable, layer: LayerWeights, x: Tensor) -> Tensor:
+    """The dense MLP or the latent MoE, reduced over ranks: bf16 [n, H]."""
+    activation = {"beta": config.situ_beta, "linear_beta": config.situ_linear_beta}
+    w = layer.mlp
+    if not isinstance(w, MoeWeights):
+        return ops["all_reduce"](  # type: ignore[no-any-return]
+            y=[ops["shared_expert"](x=x, gate_up=rank.gate_up, down=rank.down, **activation) for rank in w]
+        )
+    logits, z = ops["moe_front"](x=x, gate_weight=w.gate, down_weight=w.down)
+    ids, scores = ops["route"](
+        logits=logits, bias=w.bias, top_k=config.experts_per_token, scaling=config.routed_scaling_factor
+    )
+    routed = [
+        ops["experts"](z=z, ids=ids, weights=scores, w13=w13, w2=w2, **activation)
+        for w13, w2 in zip(w.w13, w.w2, strict=True)
+    ]
+    shared = [
+        ops["shared_expert"](x=x, gate_up=rank.gate_up, down=rank.down, **activation) for rank in w.shared
+    ]
+    return ops["moe_tail"](  # type: ignore[no-any-return]
+        latent=routed, shared=shared, norm_weight=w.norm, up_weight=w.up, eps=config.rms_norm_eps
+    )

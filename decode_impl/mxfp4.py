@@ -1,0 +1,57 @@
+"""Expert weights in MXFP4: the packed form that is stored, and its exact dequantised form for matrix products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from numerics.formats import MXFP4_BLOCK, mxfp4_dequantise
+
+
+@dataclass(frozen=True)
+class MXFP4Weight:
+    """Weights of all experts. packed: u8 [E, out, in/2], low nibble first; scale: u8 (E8M0) [E, out, in/32]."""
+
+    packed: Tensor
+    scale: Tensor
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """The exact values, f32 [E, out, in]; made once and kept."""
+        return mxfp4_dequantise(self.packed, self.scale, torch.float32)
+
+    @property
+    def out_features(self) -> int:
+        """Rows of every expert's matrix."""
+        return self.packed.shape[1]
+
+    @property
+    def in_features(self) -> int:
+        """Columns of every expert's matrix."""
+        return self.packed.shape[2] * 2
+
+    def rows(self, index: Tensor) -> MXFP4Weight:
+        """The rows `index` (i64) of every expert."""
+        return MXFP4Weight(self.packed[:, index].contiguous(), self.scale[:, index].contiguous())
+
+    def columns(self, start: int, stop: int) -> MXFP4Weight:
+        """Columns start..stop of every expert, padded with zero codes to whole blocks.
+
+        A rank whose share is narrower than a block keeps the block's scale, so the values stay exact.
+
+        Raises:
+            ValueError: the range straddles a block boundary without ending on one.
+        """
+        first, last = start // MXFP4_BLOCK, -(-stop // MXFP4_BLOCK)
+        aligned = start % MXFP4_BLOCK == 0 and stop % MXFP4_BLOCK == 0
+        if not aligned and last - first != 1:
+            raise ValueError(
+                f"columns {start}..{stop} cut an MXFP4 block of {MXFP4_BLOCK}; use whole blocks or a part of one"
+            )
+        packed = self.packed[:, :, start // 2 : stop // 2]
+        missing = (last - first) * MXFP4_BLOCK // 2 - packed.shape[2]
+        padded = torch.nn.functional.pad(packed, (0, missing))
+        return MXFP4Weight(padded.contiguous(), self.scale[:, :, first:last].contiguous())

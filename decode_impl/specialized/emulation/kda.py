@@ -1,0 +1,82 @@
+"""Emulated KDA core: conv update, gates, l2norm, delta rule and gated norm as one fused boundary.
+
+Unlike the generic path nothing between the projection and the gated norm is rounded, except the `f_b` product (BF16 before
+the gate). The state is read and written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from decode_impl.config import L2_NORM_EPS, O_NORM_EPS
+from decode_impl.specialized.emulation.projection import projection
+from numerics.formats import bf16
+
+
+def delta_rule(
+    S: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token on FP32 registers: decay, correct by k.S, add, read out.
+
+    S: f32 [n, h, d(v), d(k)]; q, k, v, decay: f32 [n, h, d]; beta: f32 [n, h]. Returns (new S, o f32 [n, h, d]).
+    """
+    S = S * decay[..., None, :]
+    u = (v - (S * k[..., None, :]).sum(-1)) * beta[..., None]
+    S = torch.addcmul(S, u[..., None], k[..., None, :])
+    return S, (S * q[..., None, :]).sum(-1)
+
+
+def kda_step(
+    *,
+    proj: Tensor,
+    f_b: Tensor,
+    conv_weight: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    lower_bound: float,
+    norm_weight: Tensor,
+    conv_state: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    delta: Callable[..., tuple[Tensor, Tensor]] = delta_rule,
+) -> Tensor:
+    """One token for every row, at slot `slots[i]`; rows of slot 0 are zero and write nothing. Returns bf16 [n, D].
+
+    Shapes as in docs/ops.md. Part: `delta`, the recurrence.
+    """
+    heads, head_dim = state.shape[1], state.shape[-1]
+    y = proj.new_zeros(proj.shape[0], heads * head_dim)
+    live = slots.nonzero().squeeze(-1)
+    if not heads or not live.numel():
+        return y
+    size = heads * head_dim
+    owned = slots[live]
+    qkv, gate, f_a, beta_raw = proj.split([3 * size, size, head_dim, heads], dim=-1)
+    decay_input = projection(x=f_a, weight=f_b)[live]
+
+    window = torch.cat([conv_state[owned], qkv[live, :, None]], dim=-1)
+    conv_state[owned] = window[..., 1:]
+    conv = _four_taps(window.float(), conv_weight)
+    q, k, v = (conv * torch.sigmoid(conv)).view(-1, 3, heads, head_dim).unbind(1)
+    q = q * ((q * q).sum(-1, keepdim=True) + L2_NORM_EPS).rsqrt() * head_dim**-0.5
+    k = k * ((k * k).sum(-1, keepdim=True) + L2_NORM_EPS).rsqrt()
+
+    g = (decay_input.float() + dt_bias.float()).view(-1, heads, head_dim)
+    decay = (lower_bound * torch.sigmoid(A_log.float().exp()[:, None] * g)).exp()
+    S, o = delta(state[owned].float(), q, k, v, decay, torch.sigmoid(beta_raw[live].float()))
+    state[owned] = S.to(state.dtype)
+
+    inverse = ((o * o).sum(-1, keepdim=True) * (1.0 / head_dim) + O_NORM_EPS).rsqrt()
+    gated = torch.sigmoid(gate[live].float()).view(-1, heads, head_dim)
+    y[live] = bf16(o * inverse * norm_weight.float() * gated).flatten(1)
+    return y
+
+
+def _four_taps(window: Tensor, weight: Tensor) -> Tensor:
+    total = window[..., 0] * weight[:, 0]
+    for tap in range(1, weight.shape[1]):
+        total = torch.addcmul(total, window[..., tap], weight[:, tap])
+    return total
