@@ -144,9 +144,7 @@ class Judgement:
         return f"rmse {self.rmse}; max {self.max}"
 
 
-def judge(
-    candidate: ErrorStats, baseline: ErrorStats, floor: Floor, multiple: float = ALLOWED_MULTIPLE
-) -> Judgement:
+def judge(candidate: ErrorStats, baseline: ErrorStats, floor: Floor, multiple: float = ALLOWED_MULTIPLE) -> Judgement:
     """Judge a candidate's error by the baseline's own, both against the same FP64 reference.
 
     A NaN or an infinity in the candidate or the baseline makes its error infinite and is refused.

@@ -79,9 +79,7 @@ def e8m0_encode(x: Tensor) -> Tensor:
     code = exponent - 1 + E8M0_BIAS
     exact = (mantissa == 0.5) & (code >= 0) & (code < E8M0_NAN)
     if not bool((exact | wide.isnan()).all()):
-        raise ValueError(
-            "E8M0 holds powers of two from 2^-127 to 2^127 and NaN; round the scale before encoding it"
-        )
+        raise ValueError("E8M0 holds powers of two from 2^-127 to 2^127 and NaN; round the scale before encoding it")
     return torch.where(exact, code, E8M0_NAN).to(torch.uint8)
 
 
@@ -149,9 +147,8 @@ def _to_f32_odd(x: Tensor) -> Tensor:
     near = x.to(torch.float32)
     bits = near.view(torch.int32)
     back = near.double()
-    step = torch.where(
-        back.abs() > x.abs(), -1, 1
-    )  # the bit pattern grows with the magnitude, whatever the sign
+    # The bit pattern grows with the magnitude, whatever the sign.
+    step = torch.where(back.abs() > x.abs(), -1, 1)
     move = (back != x) & (bits & 1 == 0) & ~x.isnan()
     return torch.where(move, bits + step.int(), bits).view(torch.float32)
 

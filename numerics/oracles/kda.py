@@ -45,9 +45,7 @@ def kda_step(case: Case) -> Outputs:
     t = prepare(case, proj, window)
     S, o = delta_rule(state[slots], t)
     conv_state[slots], state[slots] = window[..., 1:], S
-    y = torch.zeros(
-        case["slots"].shape[0], o.shape[-2] * o.shape[-1], dtype=torch.float64, device=proj.device
-    )
+    y = torch.zeros(case["slots"].shape[0], o.shape[-2] * o.shape[-1], dtype=torch.float64, device=proj.device)
     y[live] = gated_norm(o, t.g, case["norm_weight"])
     return {"y": y, "conv_state": conv_state, "state": state}
 

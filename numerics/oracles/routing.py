@@ -60,8 +60,7 @@ def route_disagreements(
     n, E = logits.shape
     if ids.shape != (n, k) or bias.shape != (E,) or not 0 < k < E:
         raise ValueError(
-            f"routing {n} rows to {k} of {E} experts cannot have ids {tuple(ids.shape)} and bias "
-            f"{tuple(bias.shape)}"
+            f"routing {n} rows to {k} of {E} experts cannot have ids {tuple(ids.shape)} and bias {tuple(bias.shape)}"
         )
     s = logits.double().sigmoid()
     score = s + bias.double()
@@ -84,9 +83,7 @@ def route_disagreements(
         violation_ulps=violation,
         margin_ulps=torch.where(judged, (ranked[:, k - 1] - ranked[:, k]) / ulp, torch.nan),
         order_ulps=torch.where(judged & wellformed, rise, 0.0),
-        weight_error=None
-        if weights is None
-        else _weight_error(s, safe, weights, scaling, judged & wellformed),
+        weight_error=None if weights is None else _weight_error(s, safe, weights, scaling, judged & wellformed),
     )
 
 
