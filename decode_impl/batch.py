@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive tokens of one request. `start` tokens are cached already; `pages` cover all tokens up to the last one."""
+    """Consecutive tokens of one request, `start` of them cached already; `pages` cover all up to the last one."""
 
     tokens: Sequence[int]
     start: int
@@ -31,7 +31,7 @@ class SequenceRows:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's tensors. Rows 0 .. decode_rows-1 are single tokens, one per request (padding included); sequences follow.
+    """A step's tensors. Rows 0 .. decode_rows-1 are single tokens, one per request or padding; sequences follow.
 
     tokens, positions: i64 [n]; slots, lengths: i64 [decode_rows]; block_table: i64 [decode_rows, max_pages].
     `logit_rows` are the rows whose logits are wanted, in the order of the chunks given.

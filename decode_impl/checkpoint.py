@@ -205,9 +205,7 @@ def save_checkpoint(folder: Path, config: ModelConfig, tensors: Mapping[str, Ten
     """
     problems = _problems(config, tensors)
     if problems:
-        raise CheckpointError(
-            f"checkpoint {folder} not written: {problems[0]} ({len(problems)} problem(s) in all)"
-        )
+        raise CheckpointError(f"checkpoint {folder} not written: {problems[0]} ({len(problems)} problem(s) in all)")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as staging:
         weights, fields = Path(staging) / WEIGHTS_FILE, Path(staging) / CONFIG_FILE

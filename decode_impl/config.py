@@ -285,11 +285,7 @@ def _inconsistent_fields(fields: Mapping[str, Any]) -> list[str]:
     problems = []
     linear, layers = fields["linear_attn_config"], fields["num_hidden_layers"]
     kda, full = linear.get("kda_layers"), linear.get("full_attn_layers")
-    if (
-        not isinstance(kda, list)
-        or not isinstance(full, list)
-        or sorted([*kda, *full]) != list(range(1, layers + 1))
-    ):
+    if not isinstance(kda, list) or not isinstance(full, list) or sorted([*kda, *full]) != list(range(1, layers + 1)):
         problems.append(f"kda_layers and full_attn_layers must split the layers 1..{layers} between them")
     if not -5.0 <= linear["gate_lower_bound"] < 0:
         problems.append(f"gate_lower_bound is {linear['gate_lower_bound']}, allowed is -5 <= bound < 0")
@@ -300,9 +296,7 @@ def _inconsistent_fields(fields: Mapping[str, Any]) -> list[str]:
         for name in ("routed_expert_hidden_size", "moe_intermediate_size")
         if fields[name] % 32
     ]
-    problems += [
-        f"{n} is {fields[n]}, outside the vocabulary" for n in _TOKEN_IDS if fields[n] >= fields["vocab_size"]
-    ]
+    problems += [f"{n} is {fields[n]}, outside the vocabulary" for n in _TOKEN_IDS if fields[n] >= fields["vocab_size"]]
     return problems
 
 
@@ -371,9 +365,7 @@ def k3_shard(tp: int) -> ModelConfig:
         ConfigError: `tp` does not divide the 96 heads, or an MXFP4 block would be split.
     """
     if tp < 1 or K3.kda_heads % tp or K3.moe_intermediate_size // tp % 32:
-        raise ConfigError(
-            f"k3_shard: tp is {tp}, allowed are 1, 2, 4, 8, 16 and 32 (96 heads, MXFP4 blocks of 32)"
-        )
+        raise ConfigError(f"k3_shard: tp is {tp}, allowed are 1, 2, 4, 8, 16 and 32 (96 heads, MXFP4 blocks of 32)")
     return replace(
         K3,
         name=f"k3_shard({tp})",
@@ -411,9 +403,7 @@ def read_config(path: Path) -> ModelConfig:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"{file}: not found; a checkpoint folder holds config.json and *.safetensors"
-        ) from None
+        raise ConfigError(f"{file}: not found; a checkpoint folder holds config.json and *.safetensors") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read ({error})") from None
     except json.JSONDecodeError as error:

@@ -46,9 +46,7 @@ class Deployment:
             _at_least("prefix_snapshots", self.prefix_snapshots, 0),
         ]
         if self.page_size > 0 and (self.prefix_block < 1 or self.prefix_block % self.page_size):
-            checks.append(
-                f"prefix_block is {self.prefix_block}, a multiple of page_size {self.page_size} is needed"
-            )
+            checks.append(f"prefix_block is {self.prefix_block}, a multiple of page_size {self.page_size} is needed")
         problems = [problem for problem in checks if problem]
         if problems:
             raise DeploymentError("; ".join(problems))

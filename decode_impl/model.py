@@ -1,8 +1,8 @@
 """A K3-family text model, top to bottom, over a table of ops.
 
-Which path runs is only a matter of which table is given: the generic one, or the specialised one. Replicated tensors exist
-once; what ranks hold apart (attention heads, expert columns, vocabulary rows) is a list with one entry per rank, joined by
-the ops that reduce over ranks. Notation and roundings: docs/ops.md.
+Which path runs is only a matter of which table is given: the generic one, or the specialised one. Replicated tensors
+exist once; what ranks hold apart (attention heads, expert columns, vocabulary rows) is a list with one entry per rank,
+joined by the ops that reduce over ranks. Notation and roundings: docs/ops.md.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from decode_impl.weights import (
     KdaWeights,
     LayerWeights,
     MlaWeights,
-    MoeWeights,
     ModelWeights,
+    MoeWeights,
     ResidualWeights,
 )
 
@@ -39,9 +39,7 @@ class Residual:
         self.blocks = embedded.new_zeros(embedded.shape[0], blocks, embedded.shape[1])
 
 
-def forward(
-    weights: ModelWeights, ops: OpTable, batch: Batch, latents: LatentCache, states: StateCache
-) -> Tensor:
+def forward(weights: ModelWeights, ops: OpTable, batch: Batch, latents: LatentCache, states: StateCache) -> Tensor:
     """Run one step and return the logits of the wanted rows, f32 [m, vocab]. Caches are written in place."""
     config = weights.config
     residual = Residual(weights.embedding[batch.tokens], config.residual_blocks)
@@ -82,13 +80,14 @@ def _into_attention(
     config: ModelConfig, ops: OpTable, index: int, weights: ResidualWeights, residual: Residual
 ) -> Tensor:
     """Mix in front of attention; the first layer of a block then stores the prefix in the bank."""
-    residual.prefix, x = ops["attn_res"](
+    mixed: tuple[Tensor, Tensor] = ops["attn_res"](
         prefix=residual.prefix,
         delta=residual.delta,
         blocks=residual.blocks,
         num_blocks=_started_blocks(config, index),
         **_residual_arguments(config, weights),
     )
+    residual.prefix, x = mixed
     if index % config.attn_res_block_size == 0:
         residual.blocks[:, index // config.attn_res_block_size] = residual.prefix
     return x
@@ -104,7 +103,7 @@ def _into_mlp(
 ) -> Tensor:
     """Output projection and the mix in front of the MLP; the first layer of a block starts its prefix anew."""
     writes_block = index % config.attn_res_block_size == 0
-    residual.prefix, x = ops["output_mix"](
+    mixed: tuple[Tensor, Tensor] = ops["output_mix"](
         y=heads,
         weight=[rank.o_proj for rank in layer.attention],
         replace_prefix=writes_block,
@@ -113,7 +112,8 @@ def _into_mlp(
         num_blocks=_started_blocks(config, index) + writes_block,
         **_residual_arguments(config, layer.mlp_residual),
     )
-    return x
+    residual.prefix = mixed[0]
+    return mixed[1]
 
 
 def _kda(
@@ -204,9 +204,7 @@ def _attend(ops: OpTable, q: Tensor, batch: Batch, shared: dict[str, Any]) -> It
             q=q[: batch.decode_rows], block_table=batch.block_table, lengths=batch.lengths, **shared
         )
     for rows in batch.sequences:
-        yield ops["mla_attend_sequence"](
-            q=q[rows.rows], block_table=rows.block_table, start=rows.start, **shared
-        )
+        yield ops["mla_attend_sequence"](q=q[rows.rows], block_table=rows.block_table, start=rows.start, **shared)
 
 
 def _mlp(config: ModelConfig, ops: OpTable, layer: LayerWeights, x: Tensor) -> Tensor:
@@ -214,9 +212,10 @@ def _mlp(config: ModelConfig, ops: OpTable, layer: LayerWeights, x: Tensor) -> T
     activation = {"beta": config.situ_beta, "linear_beta": config.situ_linear_beta}
     w = layer.mlp
     if not isinstance(w, MoeWeights):
-        return ops["all_reduce"](  # type: ignore[no-any-return]
+        dense: Tensor = ops["all_reduce"](
             y=[ops["shared_expert"](x=x, gate_up=rank.gate_up, down=rank.down, **activation) for rank in w]
         )
+        return dense
     logits, z = ops["moe_front"](x=x, gate_weight=w.gate, down_weight=w.down)
     ids, scores = ops["route"](
         logits=logits, bias=w.bias, top_k=config.experts_per_token, scaling=config.routed_scaling_factor
@@ -225,9 +224,8 @@ def _mlp(config: ModelConfig, ops: OpTable, layer: LayerWeights, x: Tensor) -> T
         ops["experts"](z=z, ids=ids, weights=scores, w13=w13, w2=w2, **activation)
         for w13, w2 in zip(w.w13, w.w2, strict=True)
     ]
-    shared = [
-        ops["shared_expert"](x=x, gate_up=rank.gate_up, down=rank.down, **activation) for rank in w.shared
-    ]
-    return ops["moe_tail"](  # type: ignore[no-any-return]
+    shared = [ops["shared_expert"](x=x, gate_up=rank.gate_up, down=rank.down, **activation) for rank in w.shared]
+    delta: Tensor = ops["moe_tail"](
         latent=routed, shared=shared, norm_weight=w.norm, up_weight=w.up, eps=config.rms_norm_eps
     )
+    return delta

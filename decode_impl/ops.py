@@ -1,8 +1,8 @@
 """The table of ops that a path consists of, and how one op is called on a case of docs/ops.md.
 
-An op takes its case's inputs as keyword arguments: a group of dotted inputs (`y.0`, `y.1`, ...) becomes a sequence, and a
-`*_packed` / `*_scale` pair becomes an `MXFP4Weight`. Pools (caches, states) are written in place. Some ops take further
-keyword-only *parts*, such as the specialised attention's `merge`, that a fault may replace from outside.
+An op takes its case's inputs as keyword arguments: a group of dotted inputs (`y.0`, `y.1`, ...) becomes a sequence, and
+a `*_packed` / `*_scale` pair becomes an `MXFP4Weight`. Pools (caches, states) are written in place. Some ops take
+further keyword-only *parts*, such as the specialised attention's `merge`, that a fault may replace from outside.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Random checkpoints of any K3-family size, for unit tests and benchmarks. Their margins are noise: never judge accuracy on them."""
+"""Random checkpoints of any K3-family size, for unit tests and benchmarks.
+
+Their margins are noise: accuracy is never judged on them.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,7 @@ def random_checkpoint(config: ModelConfig, seed: int) -> Checkpoint:
             weight = torch.randn(shape[0], shape[1] * 2, generator=generator) / math.sqrt(shape[1] * 2)
             tensors[name], tensors[name.removesuffix("_packed") + "_scale"] = mxfp4_quantise(weight)
     for layer in config.full_attention_layers:
-        tensors |= {
-            name: torch.tensor(s) for name, s in zip(fp8_scale_names(layer), _FP8_SCALES, strict=True)
-        }
+        tensors |= {name: torch.tensor(s) for name, s in zip(fp8_scale_names(layer), _FP8_SCALES, strict=True)}
     return Checkpoint(config, tensors, f"random-{config.name}-{seed}")
 
 

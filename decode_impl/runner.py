@@ -44,7 +44,7 @@ class StepResult:
 
 
 class ModelRunner:
-    """Weights, caches and paths of one deployment. Owns the caches; requests' slots and pages are the caller's to manage.
+    """Weights, caches and paths of one deployment. Requests' slots and pages are the caller's to manage.
 
     Raises:
         DeploymentError: the specialised path was asked for and refuses; every reason is listed.
@@ -57,9 +57,7 @@ class ModelRunner:
             if reasons:
                 raise DeploymentError("decode_backend latency_specialized is refused: " + "; ".join(reasons))
         self.weights, self.deployment, self.paths = weights, deployment, paths
-        self.latents = LatentCache(
-            weights, deployment.kv_cache_dtype, deployment.pool_pages, deployment.page_size
-        )
+        self.latents = LatentCache(weights, deployment.kv_cache_dtype, deployment.pool_pages, deployment.page_size)
         self.states = StateCache(weights, deployment.state_dtype, deployment.max_batch)
         self.steps: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
@@ -71,9 +69,7 @@ class ModelRunner:
         path, ops = GENERIC, self.paths.generic
         if decision.specialized:
             path, ops = SPECIALIZED, self.paths.specialized
-        batch = build_batch(
-            chunks, self.deployment.page_size, self.deployment.max_pages, decision.bin or 0, all_logits
-        )
+        batch = build_batch(chunks, self.deployment.page_size, self.deployment.max_pages, decision.bin or 0, all_logits)
         logits = forward(self.weights, ops, batch, self.latents, self.states)
         self.steps[path] += 1
         return StepResult(logits, path)

@@ -1,7 +1,7 @@
 """Weights as the ops take them: packed per rank from a checkpoint's tensors.
 
-On a CPU, BF16 weights are kept as FP32 tensors that hold BF16 values, since that is what its matrix products want; the
-numbers are the same.
+On a CPU, BF16 weights are kept as FP32 tensors that hold BF16 values, since its matrix products want FP32; the numbers
+are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from decode_impl.parallel.shard import share
 
 @dataclass(frozen=True)
 class ResidualWeights:
-    """One AttnRes: key norm and query; `out_norm` is the norm in front of the sublayer, absent at the end of the model."""
+    """One AttnRes: key norm, query, and the norm in front of the sublayer (absent at the end of the model)."""
 
     norm: Tensor
     query: Tensor
@@ -43,7 +43,7 @@ class KdaWeights:
 
 @dataclass(frozen=True)
 class MlaWeights:
-    """One rank's heads of an MLA layer. a_proj rows: q_a, kv_a (both replicated), gate. The scales are FP8's, or None."""
+    """One rank's heads of an MLA layer. a_proj rows: q_a, kv_a (both replicated), gate. Scales are FP8's, or None."""
 
     heads: int
     a_proj: Tensor
@@ -145,21 +145,15 @@ def shard_weights(
 
 def _residual(read: _Reader, stem: str, out_norm: str | None) -> ResidualWeights:
     query = read(f"{stem}_proj.weight").squeeze(0)
-    return ResidualWeights(
-        read(f"{stem}_norm.weight"), query, read(f"{out_norm}.weight") if out_norm else None
-    )
+    return ResidualWeights(read(f"{stem}_norm.weight"), query, read(f"{out_norm}.weight") if out_norm else None)
 
 
 def _layer(config: ModelConfig, read: _Reader, index: int, ranks: int) -> LayerWeights:
     attention = read.below("self_attn")
     sharded: tuple[KdaWeights, ...] | tuple[MlaWeights, ...]
     if config.is_mla(index):
-        scales = tuple(
-            _optional_scale(read, name.split(f"layers.{index}.")[1]) for name in fp8_scale_names(index)
-        )
-        sharded = tuple(
-            _mla(config, attention, share(config.mla_heads, ranks, r), scales) for r in range(ranks)
-        )
+        scales = tuple(_optional_scale(read, name.split(f"layers.{index}.")[1]) for name in fp8_scale_names(index))
+        sharded = tuple(_mla(config, attention, share(config.mla_heads, ranks, r), scales) for r in range(ranks))
     else:
         sharded = tuple(_kda(config, attention, share(config.kda_heads, ranks, r)) for r in range(ranks))
     mlp: tuple[MlpWeights, ...] | MoeWeights
@@ -198,18 +192,14 @@ def _kda(config: ModelConfig, read: _Reader, heads: tuple[int, int]) -> KdaWeigh
     )
 
 
-def _mla(
-    config: ModelConfig, read: _Reader, heads: tuple[int, int], scales: tuple[float | None, ...]
-) -> MlaWeights:
+def _mla(config: ModelConfig, read: _Reader, heads: tuple[int, int], scales: tuple[float | None, ...]) -> MlaWeights:
     query = config.qk_nope_head_dim + config.qk_rope_head_dim
     values = slice(heads[0] * config.v_head_dim, heads[1] * config.v_head_dim)
     kv_b = read("kv_b_proj.weight").unflatten(0, (config.mla_heads, -1))[heads[0] : heads[1]]
     nope, v = kv_b.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
     return MlaWeights(
         heads=heads[1] - heads[0],
-        a_proj=torch.cat(
-            [read("q_a_proj.weight"), read("kv_a_proj_with_mqa.weight"), read("g_proj.weight")[values]]
-        ),
+        a_proj=torch.cat([read("q_a_proj.weight"), read("kv_a_proj_with_mqa.weight"), read("g_proj.weight")[values]]),
         q_norm=read("q_a_layernorm.weight"),
         kv_norm=read("kv_a_layernorm.weight"),
         q_b=read("q_b_proj.weight")[heads[0] * query : heads[1] * query].contiguous(),
@@ -231,13 +221,9 @@ def _moe(config: ModelConfig, read: _Reader, ranks: int) -> MoeWeights:
     width = config.moe_intermediate_size
 
     def stack(matrix: str, kind: str) -> Tensor:
-        return torch.stack(
-            [read.raw(f"experts.{e}.{matrix}.weight_{kind}") for e in range(config.num_experts)]
-        )
+        return torch.stack([read.raw(f"experts.{e}.{matrix}.weight_{kind}") for e in range(config.num_experts)])
 
-    w13 = MXFP4Weight(
-        *(torch.cat([stack("w1", kind), stack("w3", kind)], dim=1) for kind in ("packed", "scale"))
-    )
+    w13 = MXFP4Weight(*(torch.cat([stack("w1", kind), stack("w3", kind)], dim=1) for kind in ("packed", "scale")))
     w2 = MXFP4Weight(stack("w2", "packed"), stack("w2", "scale"))
     shares = [share(width, ranks, r) for r in range(ranks)]
     device = w2.packed.device

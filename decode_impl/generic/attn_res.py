@@ -80,5 +80,5 @@ def output_mix(
 
 
 def all_reduce(*, y: Sequence[Tensor]) -> Tensor:
-    """Sum of every rank's BF16 partial, FP32 in rank order, one rounding. y: per rank bf16 [n, H]. Returns bf16 [n, H]."""
+    """Sum of every rank's partial, FP32 in rank order, one rounding. y: per rank bf16 [n, H]. Returns bf16 [n, H]."""
     return bf16(sequential_sum(y))

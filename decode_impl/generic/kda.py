@@ -1,4 +1,4 @@
-"""Kimi delta attention of the generic path: short convolution, decay gates, the delta rule on an FP32 state, gated norm.
+"""Kimi delta attention of the generic path: short convolution, gates, the delta rule on an FP32 state, gated norm.
 
 Two forms of the same recurrence: one token for a batch of requests (`kda_step`), and many tokens of one request
 (`kda_sequence`), which works in chunks so that a prompt costs a few matrix products instead of a loop over tokens.
@@ -17,7 +17,7 @@ from decode_impl.generic.linear import projection
 from numerics.formats import bf16
 
 CHUNK = 16
-"""Tokens per chunk. With a decay bound of -5 the summed log-decay of 16 tokens stays above -80, inside FP32's exponents."""
+"""Tokens per chunk. Bounded by -5, the summed log-decay of 16 tokens stays above -80, inside FP32's exponents."""
 
 
 class Gates(NamedTuple):
@@ -28,7 +28,7 @@ class Gates(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """The parts of one packed projection row: `qkv` [n, 3D], `gate` [n, h, d], `f_a` [n, d], `beta` [n, h]; all bf16."""
+    """The parts of a packed projection row, all bf16: `qkv` [n, 3D], `gate` [n, h, d], `f_a` [n, d], `beta` [n, h]."""
 
     qkv: Tensor
     gate: Tensor
@@ -51,9 +51,7 @@ def convolve(window: Tensor, weight: Tensor) -> Tensor:
     return torch.nn.functional.silu((window * weight).sum(-1))
 
 
-def decay_gates(
-    f_a: Tensor, f_b: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor, lower_bound: float
-) -> Gates:
+def decay_gates(f_a: Tensor, f_b: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor, lower_bound: float) -> Gates:
     """Bounded log-decay per key channel and beta per head, in FP32 from BF16 projections."""
     heads = A_log.numel()
     g = (projection(x=f_a, weight=f_b).float() + dt_bias.float()).unflatten(-1, (heads, -1))

@@ -10,7 +10,8 @@ from numerics.formats import bf16
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """`x @ weight.T` with FP32 accumulation, not rounded.
 
-    x: [n, K]; weight: [N, K]; both hold BF16 values, in BF16 or (as a CPU model keeps them) in FP32. Returns f32 [n, N].
+    x: [n, K]; weight: [N, K]; both hold BF16 values, in BF16 or (as a CPU model keeps them) in FP32.
+    Returns f32 [n, N].
     """
     return x.float() @ weight.float().T
 

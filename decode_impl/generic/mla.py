@@ -13,7 +13,7 @@ from numerics.formats import bf16, e4m3_decode, e4m3_encode
 
 
 def quantise(x: Tensor, scale: float, like: Tensor) -> Tensor:
-    """`x` in the dtype of the cache `like`: BF16 as it is, or E4M3 bytes of `x / scale` (reciprocal multiply), saturating."""
+    """`x` in the dtype of the cache `like`: BF16, or saturating E4M3 bytes of `x / scale` (reciprocal multiply)."""
     return bf16(x) if like.dtype == torch.bfloat16 else e4m3_encode(x.float() * (1.0 / scale))
 
 
@@ -65,9 +65,7 @@ def write_rows(cache: Tensor, positions: Tensor, rows: Tensor) -> None:
     cache.view(-1, cache.shape[-1])[positions[live]] = rows[live]
 
 
-def attend(
-    q: Tensor, keys: Tensor, lengths: Tensor, softmax_scale: float, value_scale: float, kv_rank: int
-) -> Tensor:
+def attend(q: Tensor, keys: Tensor, lengths: Tensor, softmax_scale: float, value_scale: float, kv_rank: int) -> Tensor:
     """Softmax attention of absorbed queries over latent rows, all FP32, one rounding at the end.
 
     q: f32 [n, h, C+R]; keys: f32 [n, L, C+R]; lengths: i64 [n] (0 gives zeros). Returns bf16 [n, h, C].

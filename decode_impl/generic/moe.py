@@ -51,7 +51,8 @@ def experts(
     """This rank's share of the routed experts, expert by expert over the rows that chose it.
 
     z: bf16 [n, L]; ids: i64 [n, k]; weights: f32 [n, k]; w13: [E, 2I, L], gate rows first; w2: [E, L, I'], I' >= I.
-    Hidden and every (row, slot) result are rounded to BF16; slots are added in FP32 in slot order. Returns bf16 [n, L].
+    Hidden and every (row, slot) result are rounded to BF16; slots are added in FP32 in slot order.
+    Returns bf16 [n, L].
     """
     per_slot = z.new_zeros(*ids.shape, w2.out_features)
     for expert in ids.unique().tolist():
@@ -79,6 +80,6 @@ def shared_expert(*, x: Tensor, gate_up: Tensor, down: Tensor, beta: float, line
 def moe_tail(
     *, latent: Sequence[Tensor], shared: Sequence[Tensor], norm_weight: Tensor, up_weight: Tensor, eps: float
 ) -> Tensor:
-    """All-reduce the latent, normalise it, project it up, and add the all-reduced shared expert. Returns bf16 [n, H]."""
+    """All-reduce the latent, normalise, project up, and add the all-reduced shared expert. Returns bf16 [n, H]."""
     routed = projection(x=rms_norm(x=all_reduce(y=latent), weight=norm_weight, eps=eps), weight=up_weight)
     return bf16(routed.float() + all_reduce(y=shared).float())

@@ -1,4 +1,4 @@
-"""The fused kernels' contracts in vectorised torch: same boundaries, splits, roundings and orders, at useful speed on a CPU.
+"""The fused kernels' contracts in vectorised torch: same boundaries, splits, roundings and orders, fast on a CPU.
 
 The kernels themselves live next door, in `decode_impl/specialized/kernels/`.
 """

@@ -1,7 +1,7 @@
 """Emulated residual kernels: output projection, all-reduce, prefix add, AttnRes and norm as one fused boundary.
 
-The output norm's sum of squares comes from a quadratic form over the block part and the prefix part of the mix, so that the
-kernel can compute the block part before the prefix has arrived.
+The output norm's sum of squares comes from a quadratic form over the block part and the prefix part of the mix, so that
+the kernel can compute the block part before the prefix has arrived.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Emulated KDA core: conv update, gates, l2norm, delta rule and gated norm as one fused boundary.
 
-Unlike the generic path nothing between the projection and the gated norm is rounded, except the `f_b` product (BF16 before
-the gate). The state is read and written once.
+Unlike the generic path nothing between the projection and the gated norm is rounded, except the `f_b` product (BF16
+before the gate). The state is read and written once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from decode_impl.specialized.emulation.projection import projection
 from numerics.formats import bf16
 
 
-def delta_rule(
-    S: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
-) -> tuple[Tensor, Tensor]:
+def delta_rule(S: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """One token on FP32 registers: decay, correct by k.S, add, read out.
 
     S: f32 [n, h, d(v), d(k)]; q, k, v, decay: f32 [n, h, d]; beta: f32 [n, h]. Returns (new S, o f32 [n, h, d]).

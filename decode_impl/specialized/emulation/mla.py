@@ -1,7 +1,8 @@
 """Emulated MLA kernels: query front with cache write, split-KV decode with an LSE merge, value back.
 
-Scores are kept in base 2. Every split ends in a normalised partial and its base-2 log-sum-exp; the merge weighs partials by
-`exp2(lse - max)`. A split that sees no key has the finite sentinel EMPTY as its log-sum-exp, so no inf - inf can arise.
+Scores are kept in base 2. Every split ends in a normalised partial and its base-2 log-sum-exp; the merge weighs
+partials by `exp2(lse - max)`. A split that sees no key has the finite sentinel EMPTY as its log-sum-exp,
+so no inf - inf can arise.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def mla_query(
     cache: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Norms, Q_B, W_UK absorb, quantised query and latent row; the row is written in place. Shapes as in docs/ops.md."""
+    """Norms, Q_B, W_UK absorb, quantised query and latent row, written in place. Shapes as in docs/ops.md."""
     heads, nope, kv_rank = w_uk.shape
     row = cache.shape[-1]
     q_c, kv_c, k_pe = a.split([a.shape[-1] - row, kv_rank, row - kv_rank], dim=-1)
@@ -90,10 +91,7 @@ def mla_attend(
     keys = e4m3_decode(stored) if fp8 else stored.float()
     query = e4m3_decode(q) if fp8 else q.float()
 
-    seen = (
-        torch.arange(splits * split_length, device=q.device).view(splits, split_length)
-        < lengths[:, None, None]
-    )
+    seen = torch.arange(splits * split_length, device=q.device).view(splits, split_length) < lengths[:, None, None]
     base2_scale = softmax_scale * LOG2E * (q_scale * k_scale if fp8 else 1.0)
     scores = (query[:, None] @ keys.transpose(-1, -2)) * base2_scale
     scores = scores.masked_fill(~seen[:, :, None], EMPTY)

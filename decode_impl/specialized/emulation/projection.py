@@ -9,7 +9,7 @@ from numerics.formats import bf16
 
 
 def split_k_product(x: Tensor, weight: Tensor) -> Tensor:
-    """`x @ weight.T` as FP32 slice sums added in slice order, not rounded. x: [n, K]; weight: [N, K]. Returns f32 [n, N]."""
+    """`x @ weight.T` as FP32 sums of K slices, added in order. x: [n, K]; weight: [N, K]. Returns f32 [n, N]."""
     rows, columns = x.shape
     splits = split_k(columns, rows)
     if splits == 1:

@@ -1,0 +1,254 @@
+"""The smallest real continuous-batching engine: admit, chunked prefill, decode, preempt and resume, prefix reuse, abort."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from torch import Tensor
+
+from decode_impl.batch import Chunk
+from decode_impl.prefix_cache import PrefixCache
+from decode_impl.runner import ModelRunner, StepResult
+from decode_impl.sampling import SamplingError, SamplingParams, sample
+
+
+class RequestError(ValueError):
+    """A request that this engine can never run, or that it does not know."""
+
+
+class Finish(StrEnum):
+    """Why a request ended; an error's text is in `Request.error`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass
+class Request:
+    """One request: its prompt, what it has generated, and where it stands. `computed` counts tokens in the caches."""
+
+    id: str
+    prompt: list[int]
+    max_tokens: int
+    sampling: SamplingParams
+    stop_tokens: frozenset[int]
+    output: list[int] = field(default_factory=list)
+    computed: int = 0
+    slot: int = 0
+    pages: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    error: str = ""
+    preemptions: int = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output so far."""
+        return self.prompt + self.output
+
+    @property
+    def running(self) -> bool:
+        """True while the request owns a slot."""
+        return self.slot != 0
+
+
+class Engine:
+    """Schedules requests over a model runner, one step at a time.
+
+    Waiting requests are admitted in order while a slot is free. A step decodes every running request that is past its
+    prompt and adds at most one chunk of prefill. When pages run out, cached prefixes are dropped first; then the request
+    admitted last is preempted: it gives up everything, and later recomputes its tokens.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        deployment = runner.deployment
+        self.runner = runner
+        self.prefixes = PrefixCache(runner.latents, deployment.prefix_block, deployment.prefix_snapshots)
+        self._requests: dict[str, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that wait or run."""
+        return len(self._waiting) + len(self._running)
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingParams | None = None,
+        stop_tokens: Sequence[int] = (),
+    ) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: the id is taken, the prompt is empty or out of the vocabulary, or the request cannot fit the
+                engine's context or page pool even when alone.
+        """
+        deployment, vocab = self.runner.deployment, self.runner.weights.config.vocab_size
+        total = len(prompt) + max_tokens
+        pages = -(-total // deployment.page_size)
+        problems = [
+            (request_id in self._requests, f"request {request_id!r} exists already"),
+            (not prompt, f"request {request_id!r} has an empty prompt"),
+            (any(not 0 <= t < vocab for t in prompt), f"request {request_id!r} has tokens outside 0..{vocab - 1}"),
+            (max_tokens < 1, f"request {request_id!r} wants {max_tokens} tokens, at least 1 is needed"),
+            (
+                total > deployment.max_context,
+                f"request {request_id!r} needs {total} tokens, max_context is {deployment.max_context}",
+            ),
+            (
+                pages > deployment.pool_pages,
+                f"request {request_id!r} needs {pages} pages, the pool has {deployment.pool_pages}",
+            ),
+        ]
+        for wrong, message in problems:
+            if wrong:
+                raise RequestError(message)
+        request = Request(request_id, list(prompt), max_tokens, sampling or SamplingParams(), frozenset(stop_tokens))
+        self._requests[request_id] = request
+        self._waiting.append(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request wherever it stands and give back all it owns.
+
+        Raises:
+            RequestError: no such request, or it has ended already.
+        """
+        request = self.request(request_id)
+        if request.finish:
+            raise RequestError(f"request {request_id!r} has ended already ({request.finish})")
+        if request in self._waiting:
+            self._waiting.remove(request)
+        self._end(request, Finish.ABORT)
+
+    def preempt(self, request_id: str) -> None:
+        """Take everything from a running request and put it at the head of the queue.
+
+        Raises:
+            RequestError: no such request, or it is not running.
+        """
+        request = self.request(request_id)
+        if not request.running:
+            raise RequestError(f"request {request_id!r} is not running")
+        self._preempt(request)
+
+    def request(self, request_id: str) -> Request:
+        """A request by id, ended ones included.
+
+        Raises:
+            RequestError: no such request.
+        """
+        if request_id not in self._requests:
+            raise RequestError(f"request {request_id!r} is unknown")
+        return self._requests[request_id]
+
+    def step(self) -> StepResult | None:
+        """Run one step; None when nothing is left to do."""
+        self._admit()
+        scheduled = self._schedule()
+        if not scheduled:
+            return None
+        result = self.runner.execute([chunk for _, chunk in scheduled])
+        for (request, chunk), logits in zip(scheduled, result.logits, strict=True):
+            self._advance(request, chunk, logits)
+        return result
+
+    def run(self) -> None:
+        """Step until every request has ended."""
+        while self.step() is not None:
+            pass
+
+    def _admit(self) -> None:
+        while self._waiting and self.runner.states.free_slots:
+            request = self._waiting.popleft()
+            request.slot = self.runner.states.allocate()
+            entry = self.prefixes.longest(request.tokens)
+            if entry:
+                for page in entry.pages:
+                    self.runner.latents.share(page)
+                request.pages = list(entry.pages)
+                self.runner.states.restore(request.slot, entry.state)
+                request.computed = len(entry.tokens)
+            self._running.append(request)
+
+    def _schedule(self) -> list[tuple[Request, Chunk]]:
+        """Decode rows of all requests past their prompt and one chunk of prefill, each with its pages secured."""
+        scheduled: list[tuple[Request, Chunk]] = []
+        prefill_taken = False
+        for request in list(self._running):
+            length = self._next_length(request)
+            if not request.running or (length > 1 and prefill_taken):
+                continue
+            if not self._secure_pages(request, request.computed + length):
+                break
+            prefill_taken |= length > 1
+            tokens = request.tokens[request.computed : request.computed + length]
+            scheduled.append((request, Chunk(tokens, request.computed, request.slot, tuple(request.pages))))
+        return [(request, chunk) for request, chunk in scheduled if request.running]
+
+    def _next_length(self, request: Request) -> int:
+        """Tokens of the request's next chunk: it ends at the prompt's end, the chunk limit or a prefix boundary."""
+        deployment = self.runner.deployment
+        remaining = min(len(request.tokens) - request.computed, deployment.prefill_chunk)
+        if deployment.prefix_snapshots:
+            remaining = min(remaining, deployment.prefix_block - request.computed % deployment.prefix_block)
+        return remaining
+
+    def _secure_pages(self, request: Request, length: int) -> bool:
+        """Give the request pages for `length` tokens; False if it had to be preempted itself."""
+        latents = self.runner.latents
+        while len(request.pages) < -(-length // latents.page_size):
+            if latents.free_pages:
+                request.pages.append(latents.allocate())
+            elif not self.prefixes.evict_oldest():
+                victim = self._running[-1]
+                self._preempt(victim)
+                if victim is request:
+                    return False
+        return True
+
+    def _advance(self, request: Request, chunk: Chunk, logits: Tensor) -> None:
+        request.computed += len(chunk.tokens)
+        if self.prefixes.is_boundary(request.computed):
+            pages = request.pages[: request.computed // self.runner.latents.page_size]
+            state = self.runner.states.snapshot(request.slot)
+            self.prefixes.add(request.tokens[: request.computed], pages, state)
+        if request.computed < len(request.tokens):
+            return
+        try:
+            token = sample(logits, request.sampling, request.computed)
+        except SamplingError as error:
+            request.error = str(error)
+            self._end(request, Finish.ERROR)
+            return
+        request.output.append(token)
+        if token in request.stop_tokens:
+            self._end(request, Finish.STOP)
+        elif len(request.output) == request.max_tokens:
+            self._end(request, Finish.LENGTH)
+
+    def _preempt(self, request: Request) -> None:
+        self._release(request)
+        request.computed = 0
+        request.preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _end(self, request: Request, finish: Finish) -> None:
+        self._release(request)
+        request.finish = finish
+
+    def _release(self, request: Request) -> None:
+        """Take slot and pages from a request that may own some."""
+        if request.running:
+            self._running.remove(request)
+            self.runner.states.release(request.slot)
+        for page in request.pages:
+            self.runner.latents.release(page)
+        request.slot, request.pages = 0, []
