@@ -86,7 +86,7 @@ class GateResult:
 
 
 class Gate(Protocol):
-    """One question about the candidate. Stateless: everything it knows comes from the context and the units' results."""
+    """One question about the candidate. Stateless: all it knows comes from the context and the units' results."""
 
     name: str
     layer: int

@@ -1,0 +1,60 @@
+"""The machine and the software that judge, as the record keeps them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from validation.record import Environment
+
+_MOST_THREADS = 2
+
+
+def cpu_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def set_threads(threads: int | None) -> int:
+    """Fix the number of torch threads, which the order of sums depends on; by default two, or one on one core."""
+    count = threads if threads is not None else min(cpu_count(), _MOST_THREADS)
+    torch.set_num_threads(count)
+    return count
+
+
+def environment() -> Environment:
+    """Where this process runs."""
+    commit, dirty = git_state(Path(__file__).resolve().parents[1])
+    return Environment(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        platform=platform.platform(),
+        cpu_count=cpu_count(),
+        threads=torch.get_num_threads(),
+        accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        git_commit=commit,
+        git_dirty=dirty,
+    )
+
+
+def git_state(root: Path) -> tuple[str | None, bool | None]:
+    """Commit of the source tree at `root` and whether it has changes; (None, None) when `root` is no work tree."""
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != root:
+        return None, None
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return _git(root, "rev-parse", "HEAD"), None if changes is None else bool(changes)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

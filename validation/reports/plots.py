@@ -1,0 +1,180 @@
+"""Plots of gates as SVG: the same bytes from run to run, no network, colours that colour-blind readers tell apart.
+
+Text and axes take the colour of the page around them (`currentColor`), so one file serves light and dark.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+from validation.record import PlotDoc
+from validation.reports.text import shortened, visible_line
+
+# Okabe and Ito, "Color Universal Design" (2008), without the yellow, which is too light on white.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_MARKERS = "osD^vP"
+_INK = "#123454"
+"""Stands for the colour of the surrounding text until the SVG is written."""
+
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.parse_math": False,
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": _INK,
+    "grid.alpha": 0.15,
+    "legend.frameon": False,
+}
+_MOST_LABELS = 24
+_MOST_TICKS = 10
+_LONGEST_LABEL = 60
+
+
+def svg(plot: PlotDoc, salt: str) -> str:
+    """The plot as one `<svg>` element. `salt` sets its ids apart from those of other plots on the page."""
+    style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": f"decodegate-{salt}"}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        _draw(axes, plot)
+        axes.set_xlabel(_label(plot.x_label))
+        axes.set_ylabel(_label(plot.y_label))
+        if len(plot.series) > 1:
+            axes.legend(loc="best", fontsize=8)
+        buffer = io.StringIO()
+        empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
+    return _tidy(buffer.getvalue(), visible_line(plot.title))
+
+
+def non_finite(plot: PlotDoc) -> int:
+    """How many points are not finite numbers and so cannot be drawn."""
+    return sum(isinstance(value, str) for values in plot.series.values() for value in values)
+
+
+def _draw(axes: Axes, plot: PlotDoc) -> None:
+    if plot.kind == "histogram":
+        _histogram(axes, plot)
+    elif plot.kind == "bar":
+        _bars(axes, plot)
+    else:
+        _lines(axes, plot)
+    numeric = plot.kind != "bar" and _all_numbers(plot.x)
+    if plot.log_x and numeric:
+        axes.set_xscale("log")
+        _plain_ticks(axes.xaxis)
+    if plot.log_y:
+        axes.set_yscale("log", nonpositive="mask")
+        _plain_ticks(axes.yaxis)
+    if plot.kind == "line" and numeric and len(plot.x) <= _MOST_TICKS:
+        axes.set_xticks([float(x) for x in plot.x])
+        axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """Decades as plain numbers: their usual form is mathematical markup, which is switched off here."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _lines(axes: Axes, plot: PlotDoc) -> None:
+    numeric = _all_numbers(plot.x)
+    places: list[float] = [float(x) for x in plot.x] if numeric else list(range(len(plot.x)))
+    for index, (name, values) in enumerate(plot.series.items()):
+        axes.plot(
+            places,
+            [_drawable(value) for value in values],
+            label=_label(name),
+            color=PALETTE[index % len(PALETTE)],
+            marker=_MARKERS[index % len(_MARKERS)],
+            markersize=4,
+            linestyle=("-", "--", ":", "-.")[index // len(PALETTE) % 4],
+        )
+    if not numeric:
+        _name_places(axes, plot)
+
+
+def _bars(axes: Axes, plot: PlotDoc) -> None:
+    width = 0.8 / max(1, len(plot.series))
+    for index, (name, values) in enumerate(plot.series.items()):
+        shift = (index - (len(plot.series) - 1) / 2) * width
+        axes.bar(
+            [place + shift for place in range(len(plot.x))],
+            [_drawable(value) for value in values],
+            width=width,
+            label=_label(name),
+            color=PALETTE[index % len(PALETTE)],
+        )
+    _name_places(axes, plot)
+
+
+def _histogram(axes: Axes, plot: PlotDoc) -> None:
+    if not _all_numbers(plot.x):
+        raise ValueError(f"histogram {plot.title!r}: the bin edges must be numbers")
+    edges = [float(x) for x in plot.x]
+    for index, (name, values) in enumerate(plot.series.items()):
+        axes.stairs(
+            [_drawable(value) for value in values],
+            edges,
+            label=_label(name),
+            color=PALETTE[index % len(PALETTE)],
+            fill=len(plot.series) == 1,
+            linewidth=1.5,
+        )
+
+
+def _name_places(axes: Axes, plot: PlotDoc) -> None:
+    """Label the places 0, 1, 2 ... with the values of x, thinned out when there are too many to read."""
+    step = math.ceil(len(plot.x) / _MOST_LABELS) or 1
+    places = list(range(0, len(plot.x), step))
+    labels = [shortened(_label(str(plot.x[place])), 20) for place in places]
+    crowded = sum(map(len, labels)) > 70
+    axes.set_xticks(places, labels, rotation=45 if crowded else 0, ha="right" if crowded else "center")
+
+
+def _all_numbers(values: list[Any]) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
+def _drawable(value: float | str | None) -> float:
+    return value if isinstance(value, int | float) else math.nan
+
+
+def _label(text: str) -> str:
+    # A leading underscore would hide a series from matplotlib's legend.
+    line = shortened(visible_line(text), _LONGEST_LABEL)
+    return f" {line}" if line.startswith("_") else line
+
+
+def _tidy(document: str, title: str) -> str:
+    """Only the `<svg>` element, sized by the page, named for screen readers, in the colour of the page's text."""
+    element = document[document.index("<svg") :]
+    element = re.sub(r'<g id="[A-Za-z0-9_.]+"', "<g", element)
+    element = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", element, count=1)
+    element = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", element, count=1)
+    element = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", element, count=1, flags=re.DOTALL)
+    element = re.sub(r'font-family: [^;"]*', "font-family: system-ui, sans-serif", element)
+    lines = "stroke-linejoin: round; stroke-linecap: butt"
+    name = title.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    element = element.replace("<svg ", f'<svg role="img" aria-label="{name}" style="{lines}" ', 1)
+    return element.replace(_INK, "currentColor")

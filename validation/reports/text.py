@@ -1,0 +1,48 @@
+"""Foreign text made safe to show. Model output, file names and exceptions may hold anything."""
+
+from __future__ import annotations
+
+import html
+import re
+
+_KEPT = "\n\t"
+_MARKDOWN = re.compile(r"([\\`*_\[\]~|#])")
+_BREAK = "\N{ZERO WIDTH SPACE}"
+
+
+def visible(text: str) -> str:
+    """`text` with every character that does not print (controls, bidirectional marks, surrogates) as its escape.
+
+    Newlines and tabs stay. The result is valid in XML 1.0 and in UTF-8.
+    """
+    return "".join(c if c.isprintable() or c in _KEPT else c.encode("unicode_escape").decode() for c in text)
+
+
+def visible_line(text: str) -> str:
+    """As `visible`, on one line."""
+    return " ".join(visible(text).split())
+
+
+def markdown(text: str) -> str:
+    """`text` on one line that Markdown shows as it is: no markup, no HTML, no table cell, no link, no mention."""
+    escaped = _MARKDOWN.sub(r"\\\1", html.escape(visible_line(text), quote=False))
+    for opener in ("@", "://", "www."):
+        escaped = escaped.replace(opener, opener[0] + _BREAK + opener[1:])
+    return escaped
+
+
+def number(value: float) -> str:
+    """A number as reports print it: whole numbers in full, others with four significant digits."""
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def cell(value: str | int | float) -> str:
+    """A table cell as text."""
+    return visible_line(value) if isinstance(value, str) else number(value)
+
+
+def shortened(text: str, longest: int) -> str:
+    """`text`, cut at `longest` characters with a mark that says so."""
+    return text if len(text) <= longest else text[: longest - 2].rstrip() + " …"

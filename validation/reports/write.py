@@ -1,0 +1,29 @@
+"""All reports of a run, written beside its record. They can be written again at any time from the record alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from validation.record import RunRecord
+from validation.reports import html, junit, markdown, plots
+from validation.storage import RunFolder
+
+
+def write_reports(folder: RunFolder, record: RunRecord) -> Path:
+    """Write `report.html`, `junit.xml`, `summary.md` and `plots/*.svg`; the path of `report.html` comes back.
+
+    Raises:
+        UsageError: the run's folder cannot be written.
+    """
+    drawn: dict[str, list[str]] = {}
+    for gate in record.stable.gates:
+        drawn[gate.name] = []
+        for index, plot in enumerate(gate.plots, start=1):
+            name = f"{gate.name}-{index}"
+            drawing = plots.svg(plot, name)
+            drawn[gate.name].append(drawing)
+            folder.write(drawing.encode(), "plots", f"{name}.svg")
+    folder.write(junit.render(record), "junit.xml")
+    folder.write(markdown.render(record).encode(), "summary.md")
+    folder.write(html.render(record, drawn).encode(), "report.html")
+    return folder.file("report.html")
