@@ -1,0 +1,121 @@
+"""Input families of projection, RMSNorm, all-reduce, attention residuals and the output mix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from numerics.families.dims import Dims
+from numerics.families.draw import Draw
+
+EPS = 1e-5
+
+
+def product_inputs(draw: Draw, family: str, rows: int, K: int, *out: int) -> tuple[Any, list[Any]]:
+    """x bf16 [rows, K] and one weight bf16 [N, K] per N of `out`, for results of magnitude 1.
+
+    Family `cancelling`: the second half of every sum nearly cancels the first, so that accumulating in
+    BF16, or rounding between partial sums, is gross (the result is about 1/50 of its terms).
+    """
+    x = draw.bf16(rows, K)
+    weights = [draw.bf16(N, K, std=K**-0.5) for N in out]
+    if family == "cancelling":
+        half = K // 2
+        x[:, half : 2 * half] = x[:, :half]
+        for W in weights:
+            W[:, :half], W[:, half : 2 * half] = draw.cancelling(W[:, :half], 0.02)
+    elif family == "subnormals":
+        x = draw.with_subnormals(x)
+    return x, weights
+
+
+def projection(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    x, (weight,) = product_inputs(draw, family, rows, dims["hidden_size"], dims["projection_size"])
+    return {"x": x, "weight": weight}
+
+
+def rms_norm(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    """`outliers`: one channel in 64 is 1000 times as large, as in trained residual streams."""
+    H = dims["hidden_size"]
+    x = draw.bf16(rows, H)
+    if family == "outliers":
+        x[:, draw.one(0, 64) :: 64] *= 1000.0
+    elif family == "subnormals":
+        x = draw.with_subnormals(x)
+    return {"x": x, "weight": draw.bf16(H, std=0.1, mean=1.0), "eps": EPS}
+
+
+def rank_partials(draw: Draw, family: str, name: str, ranks: int, rows: int, width: int) -> dict[str, Any]:
+    """`name.0` .. of one op, bf16 [rows, width]; in `cancelling`, odd ranks nearly cancel even ones."""
+    parts = [draw.bf16(rows, width) for _ in range(ranks)]
+    if family == "cancelling":
+        for r in range(1, ranks, 2):
+            parts[r - 1], parts[r] = draw.cancelling(parts[r - 1], 0.02)
+    elif family == "subnormals":
+        parts = [draw.with_subnormals(x) for x in parts]
+    return {f"{name}.{r}": x for r, x in enumerate(parts)}
+
+
+def all_reduce(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    return rank_partials(draw, family, "y", dims["ranks"], rows, dims["hidden_size"])
+
+
+def attn_res(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    """`peaked`: source logits of +-30. `equal_sources`: all sources alike, an exact tie. `first_layer`: no
+    blocks, no delta. `full`: every block in use. `final`: no output norm. Blocks not in use hold garbage."""
+    case = _mix_inputs(draw, dims, family, rows)
+    if family == "equal_sources":
+        case["blocks"][:, : case["num_blocks"]] = case["prefix"][:, None]
+    elif family == "first_layer":
+        case["num_blocks"] = 0
+        case["blocks"] = draw.garbage(*case["blocks"].shape)
+    else:
+        case["delta"] = draw.bf16(rows, dims["hidden_size"], std=0.5)
+    if family == "final":
+        del case["out_norm_weight"]
+    if family == "subnormals":
+        for name in ("prefix", "delta", "blocks"):
+            case[name] = draw.with_subnormals(case[name])
+    return case
+
+
+def output_mix(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    """`block_write`: the output starts a new prefix; the old one, garbage here, must not be read."""
+    ranks, K, H = dims["ranks"], dims["num_attention_heads"] * dims["v_head_dim"], dims["hidden_size"]
+    case = _mix_inputs(draw, dims, family, rows)
+    for r in range(ranks):
+        x, (W,) = product_inputs(draw, family, rows, K, H)
+        case |= {f"y.{r}": x, f"weight.{r}": W}
+    case["replace_prefix"] = family == "block_write"
+    if case["replace_prefix"]:
+        case["prefix"] = draw.garbage(rows, H)
+    return case
+
+
+def _mix_inputs(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    H, NB = dims["hidden_size"], dims["attn_res_blocks"]
+    num_blocks = NB if family in ("full", "final") else max(NB - 1, 1)
+    blocks = draw.garbage(rows, NB, H)
+    for s in range(num_blocks):
+        # Later blocks sum more layers and are larger, so weights and sources cannot be swapped unseen.
+        blocks[:, s] = draw.bf16(rows, H, std=0.5 + 0.5 * s)
+    spread = 30.0 if family == "peaked" else 1.5
+    return {
+        "prefix": draw.bf16(rows, H),
+        "blocks": blocks,
+        "num_blocks": num_blocks,
+        "norm_weight": draw.bf16(H, std=0.1, mean=1.0),
+        "query_weight": draw.bf16(H, std=spread * H**-0.5),
+        "eps": EPS,
+        "out_norm_weight": draw.bf16(H, std=0.1, mean=1.0).to(torch.bfloat16),
+    }
+
+
+FAMILIES = {
+    "projection": ("iid", "cancelling", "subnormals"),
+    "rms_norm": ("iid", "outliers", "subnormals"),
+    "all_reduce": ("iid", "cancelling", "subnormals"),
+    "attn_res": ("iid", "peaked", "equal_sources", "first_layer", "full", "final", "subnormals"),
+    "output_mix": ("iid", "block_write", "cancelling", "subnormals"),
+}

@@ -1,0 +1,193 @@
+"""Input families of multi-head latent attention over a paged latent cache.
+
+Pages of a row are scattered over the pool in random order. Everything that no row owns is large garbage: page 0,
+spare pages and the tail of a last page. FP8 families use scales that are neither 1 nor powers of two,
+because a scale applied twice or not at all is invisible at 1 and partly invisible at a power of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numerics.families.dims import Dims
+from numerics.families.draw import Draw
+from numerics.formats import E4M3_MAX, bf16, e4m3_encode
+
+EPS = 1e-5
+Q_SCALE, K_SCALE = 0.83, 0.7
+PEAK_SCORE = 18.0
+"""Score of a planted key: against some hundred keys of score around +-1.5 it takes nearly all of the
+softmax."""
+LOUD = 400.0
+"""Factor that takes a channel of magnitude 1 beyond E4M3's 448 times either scale."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How queries and cache rows are stored: BF16 with scales of 1, or E4M3 bytes of value / scale."""
+
+    fp8: bool
+
+    @property
+    def scales(self) -> dict[str, float]:
+        return {"q_scale": Q_SCALE if self.fp8 else 1.0, "k_scale": K_SCALE if self.fp8 else 1.0}
+
+    def store(self, x: Tensor, scale: str) -> Tensor:
+        return e4m3_encode(x / self.scales[scale]) if self.fp8 else bf16(x)
+
+    def garbage(self, draw: Draw, *shape: int) -> Tensor:
+        """Bytes of +-448, or BF16 garbage."""
+        return e4m3_encode(draw.signs(*shape) * E4M3_MAX) if self.fp8 else draw.garbage(*shape)
+
+
+def mla_query(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    """Rows write to scattered positions, the first and the last of a page among them; with two rows or
+    more one is null (a position inside page 0). `saturating_fp8`: a few channels of every output exceed
+    what E4M3 holds."""
+    storage = Storage(family.endswith("fp8"))
+    h, r = dims["num_attention_heads"], dims["q_lora_rank"]
+    C, R, nope = dims["kv_lora_rank"], dims["qk_rope_head_dim"], dims["qk_nope_head_dim"]
+    page = dims["page_size"]
+    a = draw.bf16(rows, r + C + R)
+    kv_norm_weight = draw.bf16(C, std=0.1, mean=1.0)
+    q_b, w_uk = draw.bf16(h * (nope + R), r, std=r**-0.5), draw.bf16(h, nope, C, std=nope**-0.5)
+    if family == "saturating_fp8":
+        kv_norm_weight[:8] *= LOUD
+        a[:, -8:] *= LOUD
+        w_uk[:, :, 8:12] *= LOUD
+        q_b.view(h, nope + R, r)[:, -4:] *= LOUD
+    elif family == "subnormals_bf16":
+        a = draw.with_subnormals(a)
+    pages = 3 + -(-2 * rows // page)
+    last_page = (pages - 1) * page
+    edges = torch.tensor([last_page, pages * page - 1])
+    between = page + draw.permutation(last_page - page)
+    positions = torch.cat([edges, between])[:rows][draw.permutation(rows)]
+    if rows > 1:
+        positions[draw.one(0, rows)] = draw.one(0, page)
+    return {
+        "a": a,
+        "q_norm_weight": draw.bf16(r, std=0.1, mean=1.0),
+        "kv_norm_weight": kv_norm_weight,
+        "eps": EPS,
+        "q_b": q_b,
+        "w_uk": w_uk,
+        **storage.scales,
+        "cache": storage.garbage(draw, pages, page, C + R),
+        "positions": positions,
+    }
+
+
+def mla_attend(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    """Strongly ragged lengths: 1, page - 1, page, page + 1, many pages, and 0 (a padded row)."""
+    lengths = _lengths(draw, dims["page_size"], rows)
+    case, table = _attention(draw, dims, family, rows, lengths, [[i] for i in range(rows)])
+    return {**case, "block_table": table, "lengths": torch.tensor(lengths)}
+
+
+def mla_attend_sequence(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    """`rows` tokens of one request, after 0, page - 1, 2 page - 3 or 5 page tokens (drawn)."""
+    page = dims["page_size"]
+    start = (0, page - 1, 2 * page - 3, 5 * page)[draw.one(0, 4)]
+    case, table = _attention(draw, dims, family, rows, [start + rows], [list(range(rows))])
+    return {**case, "block_table": table[0], "start": start}
+
+
+def mla_value(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    """`saturated_gates`: gates of +-30, where the sigmoid is 0 or 1 to FP32."""
+    h, C, v = dims["num_attention_heads"], dims["kv_lora_rank"], dims["v_head_dim"]
+    latent, gate = draw.bf16(rows, h, C), draw.bf16(rows, h * v)
+    if family == "saturated_gates":
+        gate = bf16(gate.float() * 30)
+    elif family == "subnormals":
+        latent, gate = draw.with_subnormals(latent), draw.with_subnormals(gate)
+    return {"latent": latent, "w_uv": draw.bf16(h, C, v, std=C**-0.5), "gate": gate}
+
+
+def _lengths(draw: Draw, page: int, rows: int) -> list[int]:
+    ragged = [12 * page + 5, 1, page - 1, page, page + 1, 0, 2 * page, 3 * page - 1, 7 * page + 1]
+    if rows == 1:
+        return [(12 * page + 5, page + 1, page, 3 * page - 1)[draw.one(0, 4)]]
+    return [ragged[i] if i < len(ragged) else draw.one(1, 8 * page) for i in range(rows)]
+
+
+def _attention(
+    draw: Draw, dims: Dims, family: str, rows: int, lengths: list[int], queries: list[list[int]]
+) -> tuple[dict[str, Any], Tensor]:
+    """q, cache and scales for requests of `lengths`, where request i owns the query rows `queries[i]`;
+    block table."""
+    storage = Storage(family.endswith("fp8"))
+    h, C, R = dims["num_attention_heads"], dims["kv_lora_rank"], dims["qk_rope_head_dim"]
+    page = dims["page_size"]
+    softmax_scale = (dims["qk_nope_head_dim"] + R) ** -0.5
+    q = draw.normal(rows, h, C + R)
+    if family == "saturating_fp8":
+        # Where q is loud the keys are faint and the other way round, so that scores stay moderate.
+        q[..., :2], q[..., 2:6] = LOUD * draw.signs(rows, h, 2), 0.01
+    elif family.startswith("subnormals"):
+        q = draw.with_subnormals(q)
+    table, pages = _block_table(draw, lengths, page)
+    cache = storage.garbage(draw, pages, page, C + R)
+    for request, length in enumerate(lengths):
+        keys = draw.normal(length, C + R)
+        if family == "saturating_fp8":
+            keys[:, :2], keys[:, 2:6] = 0.01, LOUD * draw.signs(length, 4)
+        elif family.startswith("subnormals") and length:
+            keys = draw.with_subnormals(keys)
+        elif family.startswith("peaks") and length:
+            _plant_peaks(keys, q[queries[request]], page, PEAK_SCORE / softmax_scale)
+        own = table[request, : -(-length // page)]
+        held = cache[own].flatten(0, 1)
+        held[:length] = storage.store(keys, "k_scale")
+        cache[own] = held.view(-1, page, C + R)
+    case = {
+        "q": storage.store(q, "q_scale"),
+        "cache": cache,
+        "softmax_scale": softmax_scale,
+        **storage.scales,
+        "kv_rank": C,
+    }
+    return case, table
+
+
+def _block_table(draw: Draw, lengths: list[int], page: int) -> tuple[Tensor, int]:
+    """Scattered, shuffled pages per request, unused entries 0; and the number of pages in the pool."""
+    counts = [-(-length // page) for length in lengths]
+    pages = 1 + sum(counts) + 3
+    shuffled = 1 + draw.permutation(pages - 1)
+    table = torch.zeros(len(lengths), max(counts) + 2, dtype=torch.int64)
+    for row, (count, own) in enumerate(zip(counts, shuffled[: sum(counts)].split(counts), strict=True)):
+        table[row, :count] = own
+    return table, pages
+
+
+def _plant_peaks(keys: Tensor, q: Tensor, page: int, score: float) -> None:
+    """Give each (query row, head) one key of q.k = score at a page or split boundary, so that losing it is
+    gross.
+
+    keys: [length, row], changed in place; q: [queries, h, row].
+    """
+    length = keys.shape[0]
+    splits = [length * i // s + side for s in (2, 3, 4, 8) for i in range(1, s) for side in (-1, 0)]
+    last_page = (length - 1) // page * page
+    edges = [length - 1, 0, page - 1, page, 2 * page - 1, last_page - 1, last_page, *splits]
+    places = list(dict.fromkeys(j for j in edges if 0 <= j < length))
+    for i, direction in enumerate(q.flatten(0, 1)):
+        j = places[i % len(places)]
+        peak = direction * (score / float(direction.square().sum()))
+        # The first peak at a place replaces the random key; later ones are added to it.
+        keys[j] = peak if i < len(places) else keys[j] + peak
+
+
+_ATTEND = ("iid_bf16", "iid_fp8", "peaks_bf16", "peaks_fp8", "saturating_fp8", "subnormals_bf16")
+
+FAMILIES = {
+    "mla_query": ("iid_bf16", "iid_fp8", "saturating_fp8", "subnormals_bf16"),
+    "mla_attend": _ATTEND,
+    "mla_attend_sequence": _ATTEND,
+    "mla_value": ("iid", "saturated_gates", "subnormals"),
+}

@@ -1,0 +1,132 @@
+"""Input families of the latent mixture of experts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numerics.families.dims import Dims
+from numerics.families.draw import Draw
+from numerics.families.linear import EPS, product_inputs, rank_partials
+from numerics.formats import E2M1_VALUES, MXFP4_BLOCK
+
+SITU = {"beta": 4.0, "linear_beta": 25.0}
+LARGE = 32.0
+"""Factor on the first weights of the `large_situ` families: |g| and |u| then reach 10 to 100, where SiTU
+saturates at `beta` and `linear_beta` and SiLU, its look-alike near 0, does not."""
+UNUSED_SCALE = 190
+"""E8M0 scale (2^63) of experts that no row chose."""
+
+
+def moe_front(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    E, L = dims["num_experts"], dims["routed_expert_hidden_size"]
+    x, (gate_weight, down_weight) = product_inputs(draw, family, rows, dims["hidden_size"], E, L)
+    return {"x": x, "gate_weight": gate_weight, "down_weight": down_weight}
+
+
+def route(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    """`close_scores`: gaps at the cut of a few hundred FP32 ULPs, which BF16 logits or scores destroy.
+    `saturated`: logits x 30; a sigmoid in FP32 is exactly 1 above 17. `exact_ties`: few different scores;
+    the last row is all zero. `tiny_scores`: sigmoid around 1e-8 under a bias around 12, so that a score
+    recovered as (s + b) - b is lost."""
+    E = dims["num_experts"]
+    logits, bias, scaling = draw.normal(rows, E, std=1.5), draw.normal(E, std=0.1), 1.0
+    if family == "close_scores":
+        logits, bias, scaling = draw.normal(rows, E, std=0.05), torch.zeros(E), 2.5
+    elif family == "saturated":
+        logits = logits * 30
+    elif family == "exact_ties":
+        logits = draw.integers(-3, 4, rows, E) / 2
+        logits[-1] = 0.0
+        bias = draw.integers(0, 2, E) / 4
+    elif family == "tiny_scores":
+        logits = draw.normal(rows, E, std=0.5, mean=-18.0)
+        # Steps far above an FP32 ULP at 12 (1e-6): which experts are chosen is then not in doubt.
+        bias = 12 + draw.permutation(E).float() / 128
+    return {"logits": logits, "bias": bias, "top_k": dims["num_experts_per_token"], "scaling": scaling}
+
+
+def experts(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    """`scattered_scales`: block scales over 12 binades, so that one out of place is gross. `one_set`:
+    every row chose the same experts, in another order. Experts that no row chose hold garbage."""
+    held, k = dims["experts_held"], dims["num_experts_per_token"]
+    L, I = dims["routed_expert_hidden_size"], dims["moe_intermediate_size"]
+    ids = _expert_ids(draw, held, k, rows, one_set=family == "one_set")
+    z = draw.bf16(rows, L)
+    if family == "subnormals":
+        z = draw.with_subnormals(z)
+    spread = 6 if family == "scattered_scales" else 1
+    gain = LARGE if family == "large_situ" else 1.0
+    w13_packed, w13_scale = _mxfp4(draw, held, 2 * I, L, gain, spread)
+    w2_packed, w2_scale = _mxfp4(draw, held, L, I, 1.0, spread)
+    unused = torch.ones(held, dtype=torch.bool)
+    unused[ids.unique()] = False
+    w13_scale[unused], w2_scale[unused] = UNUSED_SCALE, UNUSED_SCALE
+    weights = draw.uniform(0.2, 1.0, rows, k)
+    return {
+        "z": z,
+        "ids": ids,
+        "weights": weights / weights.sum(-1, keepdim=True),
+        "w13_packed": w13_packed,
+        "w13_scale": w13_scale,
+        "w2_packed": w2_packed,
+        "w2_scale": w2_scale,
+        **SITU,
+    }
+
+
+def shared_expert(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    H, I = dims["hidden_size"], dims["shared_intermediate_size"]
+    x, (gate_up,) = product_inputs(draw, family, rows, H, 2 * I)
+    if family == "large_situ":
+        gate_up *= LARGE
+    return {"x": x, "gate_up": gate_up, "down": draw.bf16(H, I, std=I**-0.5), **SITU}
+
+
+def moe_tail(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    H, L, ranks = dims["hidden_size"], dims["routed_expert_hidden_size"], dims["ranks"]
+    return {
+        **rank_partials(draw, family, "latent", ranks, rows, L),
+        **rank_partials(draw, family, "shared", ranks, rows, H),
+        "norm_weight": draw.bf16(L, std=0.1, mean=1.0),
+        "up_weight": draw.bf16(H, L, std=L**-0.5),
+        "eps": EPS,
+    }
+
+
+def _expert_ids(draw: Draw, held: int, k: int, rows: int, one_set: bool) -> Tensor:
+    """int64 [rows, k], distinct within a row, in random slot order; row 0 has the first and the last
+    expert."""
+    if held < k:
+        raise ValueError(f"experts_held = {held} is too few for {k} experts per token")
+    sets = [draw.permutation(held)[:k] for _ in range(rows)]
+    if k > 1:
+        inner = 1 + draw.permutation(held - 2)[: k - 2]
+        sets[0] = torch.cat([torch.tensor([held - 1, 0]), inner])
+    return torch.stack([(sets[0] if one_set else own)[draw.permutation(k)] for own in sets])
+
+
+def _mxfp4(draw: Draw, E: int, N: int, K: int, gain: float, spread: int) -> tuple[Tensor, Tensor]:
+    """Random codes and scales: packed u8 [E, N, K/2] and scale u8 [E, N, K/32], for products of magnitude
+    `gain`.
+
+    Scales lie within +-`spread` binades of a middle that makes up for their RMS. Quantising normal weights instead would take
+    seconds.
+    """
+    code_power = sum(v * v for v in E2M1_VALUES) / len(E2M1_VALUES)
+    scale_power = sum(4.0**i for i in range(-spread, spread + 1)) / (2 * spread + 1)
+    middle = 127 + round(math.log2(gain / math.sqrt(code_power * scale_power * K)))
+    scale = draw.integers(middle - spread, middle + spread + 1, E, N, K // MXFP4_BLOCK)
+    return draw.bytes(E, N, K // 2), scale.to(torch.uint8)
+
+
+FAMILIES = {
+    "moe_front": ("iid", "cancelling", "subnormals"),
+    "route": ("iid", "close_scores", "saturated", "exact_ties", "tiny_scores"),
+    "experts": ("iid", "scattered_scales", "large_situ", "one_set", "subnormals"),
+    "shared_expert": ("iid", "large_situ", "cancelling", "subnormals"),
+    "moe_tail": ("iid", "cancelling", "subnormals"),
+}
