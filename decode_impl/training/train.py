@@ -1,8 +1,9 @@
-"""Train k3-mini for one leg: read token shards, step in a CUDA graph, save the masters. One command, at most ten minutes.
+"""Train k3-mini for one leg of minutes: read token shards, step in a CUDA graph, save the FP32 masters.
 
     python -m decode_impl.training.train --data DATA --out OUT --seconds 420 [--resume OUT_OF_THE_LAST_LEG]
 
-DATA is written by `python -m evals.items.shards` (it may still be writing). OUT gets `state-*.safetensors` (FP32) and `log.jsonl`.
+DATA is written by `python -m evals.items.shards`, which may still be writing. OUT gets `state-*.safetensors` and
+`log.jsonl`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def fuse() -> None:
 
 
 def batches(folder: Path, rows: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens i64 [rows,T+1] and loss weights f32 [rows,T+1] from `shard-*.npy` in order; waits for shards being written."""
+    """Tokens i64 and loss weights f32 [rows,T+1] from `shard-*.npy` in order; waits for one that is being written."""
     index = 0
     while True:
         path = folder / f"shard-{index:04d}.npy"
@@ -127,6 +128,27 @@ def heldout_bits(module: K3Text, path: Path, length: int, precision: Precision) 
     return result
 
 
+@torch.no_grad()
+def answers(module: K3Text, folder: Path, precision: Precision, rows: int = 25) -> dict[str, dict[str, float]]:
+    """For every `eval-NAME.npy`: the share of items whose answer tokens are all the model's first choice, and of tokens.
+
+    An item counted here is one that greedy decoding would answer word for word.
+    """
+    module.eval()
+    result = {}
+    for path in sorted(folder.glob("eval-*.npy")):
+        packed = torch.from_numpy(np.load(path)).long()
+        exact = right = asked = 0.0
+        for chunk in packed.split(rows):
+            tokens, answer = (chunk & 511).to(module.embed_tokens.device), (chunk >> 9)[:, 1:] == 8
+            hit = (module(tokens[:, :-1], precision).argmax(-1) == tokens[:, 1:]).cpu()
+            exact += float((hit | ~answer).all(1).sum())
+            right, asked = right + float((hit & answer).sum()), asked + float(answer.sum())
+        result[path.stem[5:]] = {"exact": round(exact / len(packed), 4), "tokens": round(right / asked, 5)}
+    module.train()
+    return result
+
+
 def main() -> None:
     """Run one leg."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -148,7 +170,8 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--eager", action="store_true", help="do not compile the element-wise functions")
+    parser.add_argument("--speed-only", action="store_true", help="stop after training, without saving or evaluating")
     arguments = parser.parse_args()
     started = time.time()
     torch.manual_seed(arguments.seed)
@@ -191,18 +214,36 @@ def train(
         step(tokens, weights)
         count += 1
         if count % 20 == 0:
-            torch.cuda.synchronize() if arguments.device == "cuda" else None
+            step.loss.item()  # keeps the host at most twenty steps ahead of the clock
         if count in (5, 20, 50) or count % 100 == 0:
             rate = count * tokens.numel() / (time.time() - begun)
             report(step=count, loss=float(step.loss), norm=float(step.norm), tokens_per_second=round(rate))
-    final = Precision()
+    if arguments.speed_only:
+        report(event="speed", tokens_per_second=round(count * tokens.numel() / (time.time() - begun)))
+        return
     save_state(module, arguments.out)
-    for length in (1024,):
-        report(
-            event="heldout",
-            steps=count,
-            **heldout_bits(module, arguments.data / "heldout.npz", length, final),
-        )
+    report(event="heldout bits", **heldout_bits(module, arguments.data / "heldout.npz", 1024, Precision()))
+    for name, precision in {"mxfp4": Precision(), "mxfp4+fp8": Precision(fp8_rows=1.0)}.items():
+        report(event=name, steps=count, **answers(module, arguments.data, precision))
+    report(event="calibration", **calibrate(module, tokens[:8, :-1]))
+    save_state(module, arguments.out)
+
+
+@torch.no_grad()
+def calibrate(module: K3Text, tokens: Tensor) -> dict[str, list[float]]:
+    """Set every MLA's FP8 scales from what it sees: largest magnitude x 1.07 / 448, never a power of two."""
+    module.eval()
+    module(tokens, Precision())
+    module.train()
+    scales: dict[str, list[float]] = {"k_scale": [], "q_scale": []}
+    for mla in module.mla_layers():
+        for name, seen in (("k_scale", mla.last_row), ("q_scale", mla.last_query)):
+            assert seen is not None
+            value = float(seen.float().abs().max()) * 1.07 / 448
+            getattr(mla, name).fill_(value)
+            scales[name].append(value)
+        mla.last_row = mla.last_query = None
+    return scales
 
 
 if __name__ == "__main__":

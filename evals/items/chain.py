@@ -1,7 +1,8 @@
 """Long chains: hundreds to thousands of generated tokens, each of which has one known right value.
 
 A table of ten numbers and a start are given; every step looks up the number under the last digit, adds it modulo
-1000 and counts down. One line is about fifteen tokens, so 270 steps fill 4,000.
+1000 and counts down. The last digits run through all ten in a cycle, so every entry stays in use and no early
+fixed point makes the rest of a chain trivial. One line is about fifteen tokens: 270 steps fill 4,000.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def item(split: Split, index: int, steps: int, seed: int = 0) -> Item:
     """Item `index` with `steps` steps; the row has problem, table, start, steps, answer, id."""
 
     def make(r: random.Random) -> Item:
-        table, start = [r.randint(0, 999) for _ in range(10)], r.randint(0, 999)
+        cycle = r.sample(range(10), 10)
+        follows = {cycle[i - 1]: cycle[i] for i in range(10)}
+        table = [10 * r.randint(0, 99) + (follows[digit] - digit) % 10 for digit in range(10)]
+        start = r.randint(0, 999)
         listed = " ".join(f"{digit}:{number:03d}" for digit, number in enumerate(table))
         problem = f"Table {listed}. Start at {start:03d} and take {steps} steps."
         lines, answer = _lines(table, start, steps)

@@ -47,9 +47,10 @@ def ordinal(n: int) -> str:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The turns before the final question: (form, topic, reply) in order."""
+    """The turns before the final question, (form, topic, reply) in order, and the request made several times."""
 
     turns: tuple[tuple[str, str, str], ...]
+    needle: tuple[str, str]
 
     def messages(self) -> list[Message]:
         """The turns as a chat."""
@@ -84,7 +85,7 @@ def conversation(r: random.Random, n_needles: int, n_chars: int, marked: bool) -
         start = i * WORDS_PER_REPLY % (len(pool) - WORDS_PER_REPLY)
         text = " ".join(pool[start : start + WORDS_PER_REPLY])
         turns.append((*request, f"({seen[request]}) {text}" if marked else text))
-    return Conversation(tuple(turns))
+    return Conversation(tuple(turns), needle)
 
 
 def question(prefix: str, number: int, form: str, topic: str) -> str:
@@ -107,7 +108,7 @@ def item(split: Split, index: int, n_needles: int, n_chars: int, seed: int = 0, 
 
     def make(r: random.Random) -> Item:
         made = conversation(r, n_needles, n_chars, marked)
-        form, topic = Counter(turn[:2] for turn in made.turns).most_common(1)[0][0]
+        form, topic = made.needle
         number, prefix = r.randint(1, n_needles), random_prefix(r)
         turn = made.replies(form, topic)[number - 1]
         chat = [*made.messages(), {"role": "user", "content": question(prefix, number, form, topic)}]
