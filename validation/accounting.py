@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from validation.gates.base import Context
-from validation.record import CountersDoc, counters_doc
+from validation.record import ArmUse, counters_doc
 from validation.targets.base import Arm, ArmConfig, Target
 
 
@@ -29,7 +29,7 @@ class WatchedTarget:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._target: Target = context.target
-        self._opened: list[tuple[str, Arm, CountersDoc]] = []
+        self._opened: list[tuple[str, Arm, ArmUse]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
@@ -41,13 +41,13 @@ class WatchedTarget:
             self._opened.append((role(config, self._context), arm, counters_doc(arm.counters())))
         return arm
 
-    def use(self) -> dict[str, CountersDoc]:
+    def use(self) -> dict[str, ArmUse]:
         """What ran since the arms were opened here, by arm. An opened arm is listed even if it made no step."""
-        total: dict[str, CountersDoc] = {}
+        total: dict[str, ArmUse] = {}
         for name, arm, before in self._opened:
             now = counters_doc(arm.counters())
-            so_far = total.get(name, CountersDoc())
-            total[name] = CountersDoc(
+            so_far = total.get(name, ArmUse())
+            total[name] = ArmUse(
                 steps=_grown(so_far.steps, before.steps, now.steps),
                 fallbacks=_grown(so_far.fallbacks, before.fallbacks, now.fallbacks),
             )

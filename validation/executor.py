@@ -16,7 +16,7 @@ from validation.accounting import WatchedTarget
 from validation.errors import describe
 from validation.gates.base import Context, Gate, Unit
 from validation.jsonio import digest, packed
-from validation.record import CountersDoc
+from validation.record import ArmUse
 from validation.targets.base import Target
 
 
@@ -26,7 +26,7 @@ class Measured:
 
     unit: Unit
     result: dict[str, Any]
-    arms: dict[str, CountersDoc]
+    arms: dict[str, ArmUse]
     seconds: float
 
 

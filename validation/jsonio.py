@@ -1,4 +1,4 @@
-"""JSON as this project writes it: sorted keys, no bare NaN, every value checked on its way in."""
+"""JSON as this project writes it: one form for digests, one for people, no bare NaN, every value checked."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ def canonical(value: Any) -> bytes:
 
 
 def pretty(value: Any) -> bytes:
-    """As `canonical`, for people: indented, with a final newline."""
-    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+    """`value` for people: in its own order, indented, with a final newline. Non-finite numbers raise ValueError."""
+    return json.dumps(value, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def in_order(value: Any) -> Any:
+    """A copy of plain JSON with the keys of every object sorted."""
+    return json.loads(canonical(value))
 
 
 def digest(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from validation.gates.base import Context, Finding, Gate, GateResult, Unit
-from validation.record import CountersDoc, GateDoc
+from validation.record import ArmUse, GateDoc
 from validation.storage import is_safe_name
 from validation.targets.base import Target
 from validation.verdict import Verdict, overall
@@ -35,7 +35,7 @@ def plan_error(units: Sequence[Unit]) -> str | None:
     return None
 
 
-def fail_closed(result: GateResult, arms: Mapping[str, CountersDoc], context: Context) -> GateResult:
+def fail_closed(result: GateResult, arms: Mapping[str, ArmUse], context: Context) -> GateResult:
     """`result`, unless it is a PASS that the candidate did not earn: then FAIL, with the reason first.
 
     A PASS is not earned when no unit opened the candidate's arm, or when every step of the candidate fell back.

@@ -130,18 +130,20 @@ def check_settings(profile: Profile, gates: Sequence[Gate]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    text = ""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"profile {str(path)!r} cannot be read: {error.strerror or one_line(error)}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except tomllib.TOMLDecodeError as error:
-        text = one_line(error)
-        place = re.search(r" ?\(at line (\d+), column (\d+)\)$", text)
-        line_column = f":{place[1]}:{place[2]}" if place else ""
-        reason = text[: place.start()] if place else text
-        raise UsageError(f"{path}{line_column}: not valid TOML: {reason}") from error
+        reason, _, place = one_line(error).rpartition(" (at ")
+        found = re.fullmatch(r"line (\d+), column (\d+)\)", place)
+        lines = text.rstrip().split("\n")
+        line, column = (found[1], found[2]) if found else (len(lines), len(lines[-1]) + 1)
+        raise UsageError(f"{path}:{line}:{column}: not valid TOML: {reason}") from error
 
 
 def _unknown_names(profile: Profile) -> list[str]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, Stric
 
 from validation.faults.base import Fault
 from validation.gates.base import Gate, GateResult
-from validation.jsonio import canonical, named
+from validation.jsonio import canonical, in_order, named
 from validation.targets.base import ArmConfig, Counters
 from validation.verdict import Verdict
 
@@ -95,7 +95,7 @@ class GateDoc(_Doc):
     plots: list[PlotDoc] = []
 
 
-class CountersDoc(_Doc):
+class ArmUse(_Doc):
     """Steps by path and fallbacks by reason of one arm."""
 
     steps: dict[str, int] = {}
@@ -161,7 +161,7 @@ class Stable(_Doc):
     arms: dict[str, dict[str, JsonValue]]
     faults: list[FaultDoc]
     gates: list[GateDoc] = []
-    counters: dict[str, CountersDoc] = {}
+    counters: dict[str, ArmUse] = {}
     not_judged: dict[str, str] = {}
     verdict: Verdict | None = None
 
@@ -183,7 +183,7 @@ class UnitResult(_Doc):
     unit: str
     identity: str
     result: dict[str, JsonValue]
-    arms: dict[str, CountersDoc]
+    arms: dict[str, ArmUse]
     seconds: float
 
 
@@ -221,7 +221,7 @@ def gate_doc(gate: Gate, result: GateResult, *, required: bool, units: list[str]
     """
     evidence = {
         "findings": [dataclasses.asdict(finding) for finding in result.findings],
-        "metrics": result.metrics,
+        "metrics": in_order(named(result.metrics)),
         "tables": [dataclasses.asdict(table) for table in result.tables],
         "plots": [dataclasses.asdict(plot) for plot in result.plots],
     }
@@ -240,15 +240,15 @@ def gate_doc(gate: Gate, result: GateResult, *, required: bool, units: list[str]
     )
 
 
-def counters_doc(counters: Counters) -> CountersDoc:
+def counters_doc(counters: Counters) -> ArmUse:
     """An arm's counters, as they are recorded."""
-    return CountersDoc(steps=dict(counters.steps), fallbacks=dict(counters.fallbacks))
+    return ArmUse(steps=dict(counters.steps), fallbacks=dict(counters.fallbacks))
 
 
-def added(left: Mapping[str, CountersDoc], right: Mapping[str, CountersDoc]) -> dict[str, CountersDoc]:
+def added(left: Mapping[str, ArmUse], right: Mapping[str, ArmUse]) -> dict[str, ArmUse]:
     """Counters of two stretches of work, summed by arm; keys sorted."""
     return {
-        arm: CountersDoc(
+        arm: ArmUse(
             steps=_sum(*(counters[arm].steps for counters in (left, right) if arm in counters)),
             fallbacks=_sum(*(counters[arm].fallbacks for counters in (left, right) if arm in counters)),
         )

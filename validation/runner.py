@@ -22,7 +22,7 @@ from validation.judging import counts_as, fail_closed, missing, plan_error, run_
 from validation.profile import Profile, check_settings
 from validation.progress import Progress, Silent
 from validation.record import (
-    CountersDoc,
+    ArmUse,
     GateDoc,
     ProfileDoc,
     RunInfo,
@@ -112,7 +112,7 @@ class _Work:
     record: RunRecord
     progress: Progress
     executor: Executor
-    counters: dict[str, CountersDoc] = field(default_factory=dict)
+    counters: dict[str, ArmUse] = field(default_factory=dict)
 
     def finish(self) -> RunRecord:
         """Run every gate that may run, then conclude."""
@@ -203,7 +203,7 @@ class _Work:
 
     def _judge(self, gate: Gate, units: list[Unit], results: dict[str, UnitResult], context: Context) -> GateDoc:
         write_samples(self.folder, gate.name, units, results)
-        arms: dict[str, CountersDoc] = {}
+        arms: dict[str, ArmUse] = {}
         for result in results.values():
             arms = added(arms, result.arms)
         self.counters = added(self.counters, arms)

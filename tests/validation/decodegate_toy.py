@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,9 @@ class CostlyGate(ErrorGate):
 
     name = "costly"
     layer = 2
+
+    def judge(self, results: Mapping[str, dict[str, Any]], context: Context) -> GateResult:
+        return replace(super().judge(results, context), plots=())
 
 
 class RanksGate(ErrorGate):

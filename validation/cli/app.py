@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _refuse(str(error))
     except _CommandLineError as error:
-        return _refuse(f"{getattr(error, 'message', None) or error}; see decodegate --help")
+        words_of = getattr(error, "format_message", error.__str__)
+        return _refuse(f"{words_of().rstrip('.')}; see decodegate --help")
     except RunInterrupted as error:
         print(f"decodegate: {error}", file=sys.stderr)
         return _EXIT_INTERRUPTED

@@ -118,7 +118,7 @@ def _profile(options: RunOptions, earlier: RunRecord | None) -> tuple[str, Profi
         recorded = earlier.stable.profile
         name, profile = recorded.name, profile_from(recorded.content, f"profile of run {earlier.run.id}")
     else:
-        name, profile = load_profile(options.profile or DEFAULT_PROFILE)
+        name, profile = load_profile(DEFAULT_PROFILE if options.profile is None else options.profile)
     if options.model is not None:
         profile = profile.model_copy(update={"model": ModelSection(path=str(options.model))})
     return name, profile

@@ -1,0 +1,288 @@
+"""Reports show everything, escape everything, load nothing, and never decide."""
+
+from __future__ import annotations
+
+import html
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import pytest
+from toy_commandline import CommandLine
+
+from validation.record import FindingDoc, GateDoc, PlotDoc, RunRecord, TableDoc
+from validation.reports import github, junit, markdown, plots
+from validation.reports.write import write_reports
+from validation.storage import RunFolder
+from validation.verdict import Verdict
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "a | b `code` **bold** [x](http://evil.example) ![i](http://evil.example/i.png)",
+    "line one\nline two\r\n::error::three",
+    "../../etc/passwd",
+    "\x00\x1b[31mred\x1b[0m\x07 \u202eright to left",
+    "{{ 7 * 7 }}{% raw %} & \" ' --> ]]> $\\frac$",
+    "\ud800 half a surrogate, @everyone",
+)
+
+
+@pytest.fixture
+def record(decodegate: CommandLine) -> RunRecord:
+    """The record of a failed toy run."""
+    assert decodegate.run("--fault", "toy.column", "--keep-going") == 1
+    return decodegate.record()
+
+
+def with_gate(record: RunRecord, **changes: object) -> RunRecord:
+    """The record with the first gate changed."""
+    first, *rest = record.stable.gates
+    changed = GateDoc.model_validate({**first.model_dump(), **changes})
+    return record.model_copy(update={"stable": record.stable.model_copy(update={"gates": [changed, *rest]})})
+
+
+def hostile_record(record: RunRecord) -> RunRecord:
+    """The record with hostile text wherever foreign text may come from."""
+    every = " ".join(HOSTILE)
+    changed = with_gate(
+        record,
+        summary=every,
+        units=["rows-1", *HOSTILE],
+        findings=[{"component": text, "message": text, "unit": text} for text in HOSTILE],
+        tables=[{"title": every, "header": [*HOSTILE], "rows": [[*HOSTILE]], "caption": every}],
+        plots=[
+            {
+                "title": every,
+                "kind": "bar",
+                "x": [*HOSTILE],
+                "series": {text: [1.0] * len(HOSTILE) for text in HOSTILE},
+                "x_label": every,
+                "y_label": every,
+            }
+        ],
+        metrics={every: every},
+    )
+    target = changed.stable.target.model_copy(update={"name": every, "fingerprint": {every: every}})
+    profile = changed.stable.profile.model_copy(update={"name": every})
+    stable = changed.stable.model_copy(update={"target": target, "profile": profile, "not_judged": {every: every}})
+    run = changed.run.model_copy(update={"command": ["decodegate", "run", "--profile", every]})
+    return changed.model_copy(update={"stable": stable, "run": run})
+
+
+class Page(HTMLParser):
+    """Tags, attributes and visible text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.text += " "
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attributes]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page_of(folder: RunFolder, record: RunRecord) -> Page:
+    return Page(write_reports(folder, record).read_text(encoding="utf-8"))
+
+
+def test_the_page_says_what_matters(decodegate: CommandLine, record: RunRecord) -> None:
+    text = " ".join(page_of(decodegate.newest(), record).text.split())
+    for part in (
+        "FAIL",
+        "exit code 1",
+        "FAULT INJECTED ON PURPOSE: toy.column",
+        "Why it did not pass",
+        "2.00 is allowed",
+        "decode backend auto latency_specialized",
+        "What was not judged",
+        "not in this profile",
+        "Is the candidate's rounding error at most twice the baseline's?",
+        "n = 5 units",
+        "specialized: 7",
+        "decodegate run --profile",
+        "--fault toy.column --seed 0 --keep-going --gate error",
+    ):
+        assert part in text
+
+
+def test_the_page_loads_nothing_and_runs_nothing(decodegate: CommandLine, record: RunRecord) -> None:
+    for shown in (record, hostile_record(record)):
+        page = page_of(decodegate.newest(), shown)
+        assert not {"script", "link", "img", "iframe", "object", "embed", "form"} & set(page.tags)
+        for name, value in page.attributes:
+            assert not name.startswith("on")
+            if name in ("href", "xlink:href", "src", "srcset", "action"):
+                assert re.fullmatch(r"#[\w-]+", value), (name, value)
+            if name == "style" or "url(" in value:
+                assert not re.search(r"url\((?!#)|@import|expression", value), (name, value)
+        style = (Path(plots.__file__).parent / "templates" / "style.css").read_text()
+        assert "url(" not in style
+        assert "@import" not in style
+
+
+def test_hostile_text_is_shown_as_text(decodegate: CommandLine, record: RunRecord) -> None:
+    folder = decodegate.newest()
+    raw = write_reports(folder, hostile_record(record)).read_text(encoding="utf-8")
+    assert "<script" not in raw
+    assert "{{ 7 * 7 }}" in raw
+    assert not [c for c in raw if not c.isprintable() and c not in "\n\t"]
+    shown = " ".join(Page(raw).text.split())
+    assert "<script>alert(1)</script>" in shown
+    assert r"\x00\x1b[31mred\x1b[0m\x07 \u202eright to left" in shown
+    assert r"\ud800 half a surrogate" in shown
+
+
+def test_junit_parses_and_puts_findings_on_the_units_they_name(record: RunRecord) -> None:
+    root = Xml.fromstring(junit.render(record))
+    error = root.find("testsuite[@name='error']")
+    assert error is not None
+    assert root.get("tests") == "9"
+    named = {finding.unit for finding in record.stable.gates[0].findings}
+    for case in error:
+        failed = case.find("failure") is not None
+        assert failed == (case.get("name") in named or case.get("name") == "verdict")
+    failure = error.find("testcase[@name='rows-1']/failure")
+    assert failure is not None
+    assert "2.00 is allowed" in failure.get("message", "")
+
+
+def test_junit_of_hostile_text_parses(record: RunRecord) -> None:
+    root = Xml.fromstring(junit.render(hostile_record(record)))
+    messages = [element.get("message", "") for element in root.iter("failure")]
+    assert any("<script>alert(1)</script>" in message for message in messages)
+    assert len(root.findall("testsuite[1]/testcase")) == 2 + len(HOSTILE)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "required", "say", "tag"),
+    [
+        (Verdict.PASS, True, Verdict.PASS, None),
+        (Verdict.FAIL, False, Verdict.FAIL, "failure"),
+        (Verdict.ERROR, True, Verdict.ERROR, "error"),
+        (Verdict.INCONCLUSIVE, True, Verdict.INCONCLUSIVE, "error"),
+        (Verdict.SKIPPED, True, Verdict.FAIL, "failure"),
+        (Verdict.INCONCLUSIVE, False, None, "skipped"),
+        (Verdict.SKIPPED, False, None, "skipped"),
+    ],
+)
+def test_junit_is_green_exactly_where_the_run_is(
+    record: RunRecord, verdict: Verdict, required: bool, say: Verdict | None, tag: str | None
+) -> None:
+    shown = with_gate(record, verdict=verdict, required=required, counts_as=say, findings=[])
+    case = Xml.fromstring(junit.render(shown)).find("testsuite[1]/testcase[@name='verdict']")
+    assert case is not None
+    assert [child.tag for child in case if child.tag != "system-out"] == ([] if tag is None else [tag])
+
+
+def test_markdown_of_hostile_text_stays_in_its_place(record: RunRecord) -> None:
+    text, command = markdown.render(hostile_record(record)).split("### Repeat\n\n")
+    assert "<script" not in text
+    assert not re.search(r"(?<!\\)!?(?<!\\)\[[^\]]*(?<!\\)\]\(", text)
+    assert not re.search(r"@\w", text)
+    assert "://evil" not in text
+    assert re.match(r"    decodegate run .*\n\n", command), "an indented block shows anything as it is"
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert rows
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {8}
+    assert not [line for line in text.splitlines() if line.startswith("::")]
+
+
+def test_markdown_fits_a_comment_and_says_that_it_was_cut(record: RunRecord) -> None:
+    finding = FindingDoc(component="projection", message="x" * 5000).model_dump()
+    gates = [
+        with_gate(record, findings=[finding] * 400, summary="y" * 5000)
+        .stable.gates[0]
+        .model_copy(update={"name": f"gate-{index}"})
+        for index in range(30)
+    ]
+    long = record.model_copy(update={"stable": record.stable.model_copy(update={"gates": gates})})
+    text = markdown.render(long)
+    assert len(text) <= markdown.LONGEST
+    assert "cut here; `report.html` has the rest" in text
+    assert len(markdown.render(record)) < 6000
+
+
+def test_workflow_commands_cannot_be_forged(record: RunRecord) -> None:
+    lines = github.workflow_commands(hostile_record(record))
+    assert 1 <= len(lines) <= 10
+    for line in lines:
+        assert "\n" not in line
+        assert "\r" not in line
+        assert re.match(r"::(error|warning) title=[^:,\x00-\x1f]*::", line)
+
+
+def test_the_github_format_writes_annotations_and_the_summary_page(
+    decodegate: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "summary-of-the-job.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
+    assert decodegate.run("--fault", "toy.column", "--format", "github") == 1
+    assert "\n::error title=decodegate error FAIL%3A projection::error is" in decodegate.out
+    assert page.read_text() == (decodegate.newest().path / "summary.md").read_text()
+
+
+def test_a_report_can_be_written_again_from_the_record_alone(decodegate: CommandLine, record: RunRecord) -> None:
+    folder = decodegate.newest()
+    names = ("report.html", "junit.xml", "summary.md", "plots/error-1.svg")
+    before = {name: (folder.path / name).read_bytes() for name in names}
+    for name in names:
+        (folder.path / name).unlink()
+    assert decodegate("report", folder.run_id, "--out", str(decodegate.runs)) == 0
+    assert {name: (folder.path / name).read_bytes() for name in names} == before
+    assert decodegate("report", str(folder.path)) == 0
+    assert "FAIL" in decodegate.out
+
+
+def test_an_unfinished_run_is_reported_as_such(decodegate: CommandLine, record: RunRecord) -> None:
+    stable = record.stable.model_copy(update={"verdict": None, "gates": []})
+    run = record.run.model_copy(update={"exit_code": None, "finished": None})
+    unfinished = record.model_copy(update={"status": "running", "stable": stable, "run": run})
+    text = page_of(decodegate.newest(), unfinished).text
+    assert "NOT FINISHED" in text
+    assert "exit code" not in text
+    assert "NOT FINISHED" in markdown.render(unfinished)
+
+
+PLOTS = {
+    "line": PlotDoc(title="t", kind="line", x=[1, 2, 64], series={"a": [1, 2, 3]}, x_label="x", y_label="y"),
+    "log": PlotDoc(
+        title="t", kind="line", x=[1, 8], series={"a": [0, 1e-9]}, x_label="x", y_label="y", log_x=True, log_y=True
+    ),
+    "words": PlotDoc(title="t", kind="line", x=["a", "b"], series={"a": [1, None]}, x_label="x", y_label="y"),
+    "bar": PlotDoc(title="t", kind="bar", x=list(range(99)), series={"_a": [1.0] * 99}, x_label="x", y_label="y"),
+    "histogram": PlotDoc(title="t", kind="histogram", x=[0, 1, 2], series={"a": [5, 6]}, x_label="x", y_label="y"),
+    "nothing": PlotDoc(title="t", kind="line", x=[1], series={"a": ["NaN"]}, x_label="x", y_label="y", log_y=True),
+}
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+def test_a_plot_is_one_well_formed_svg_with_the_same_bytes_each_time(kind: str) -> None:
+    first = plots.svg(PLOTS[kind], "salt")
+    assert first == plots.svg(PLOTS[kind], "salt")
+    root = Xml.fromstring(first)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert root.get("aria-label") == "t"
+    assert "date" not in first.lower()
+    assert "mathdefault" not in first
+    assert html.unescape(first).count("currentColor") > 3
+
+
+def test_plots_on_one_page_share_no_ids() -> None:
+    ids = [set(re.findall(r' id="([^"]+)"', plots.svg(PLOTS["line"], salt))) for salt in ("a", "b")]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+
+
+def test_table_cells_keep_text_and_round_numbers() -> None:
+    table = TableDoc(title="t", header=["a"], rows=[[1234567], [0.000123456], ["1.50"]])
+    from validation.reports.text import cell
+
+    assert [cell(row[0]) for row in table.rows] == ["1,234,567", "0.0001235", "1.50"]
