@@ -1,0 +1,1 @@
+"""Number formats, FP64 oracles, error metrics and bounds, and input families. Imports nothing else of the project."""

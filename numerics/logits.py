@@ -123,9 +123,14 @@ class LogitStats:
         self._binned = torch.zeros(2, len(margin_edges) + 1, dtype=torch.int64)
 
     def add(self, reference: Tensor, candidate: Tensor) -> None:
-        """Add logits [..., V] of the same tokens in both arms. Raises ValueError if the shapes differ."""
+        """Add logits [..., V] of the same tokens in both arms.
+
+        Raises ValueError if the shapes differ or the vocabulary is smaller than `top_k`.
+        """
         if reference.shape != candidate.shape:
             raise ValueError(f"logits differ in shape: {tuple(reference.shape)} and {tuple(candidate.shape)}")
+        if reference.shape[-1] < self.top_k:
+            raise ValueError(f"top-{self.top_k} overlap needs as many logits, got {reference.shape[-1]}")
         reference, candidate = (x.detach().reshape(-1, x.shape[-1]) for x in (reference, candidate))
         for start in range(0, reference.shape[0], ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)

@@ -35,7 +35,7 @@ def route(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     E = dims["num_experts"]
     logits, bias, scaling = draw.normal(rows, E, std=1.5), draw.normal(E, std=0.1), 1.0
     if family == "close_scores":
-        logits, bias, scaling = draw.normal(rows, E, std=0.05), torch.zeros(E), 2.5
+        logits, bias, scaling = draw.normal(rows, E, std=0.05, mean=1.0), torch.zeros(E), 2.5
     elif family == "saturated":
         logits = logits * 30
     elif family == "exact_ties":
@@ -113,8 +113,8 @@ def _mxfp4(draw: Draw, E: int, N: int, K: int, gain: float, spread: int) -> tupl
     """Random codes and scales: packed u8 [E, N, K/2] and scale u8 [E, N, K/32], for products of magnitude
     `gain`.
 
-    Scales lie within +-`spread` binades of a middle that makes up for their RMS. Quantising normal weights instead would take
-    seconds.
+    Scales lie within +-`spread` binades of a middle that makes up for their RMS. Quantising normal weights instead
+    would take seconds.
     """
     code_power = sum(v * v for v in E2M1_VALUES) / len(E2M1_VALUES)
     scale_power = sum(4.0**i for i in range(-spread, spread + 1)) / (2 * spread + 1)
