@@ -1,4 +1,4 @@
-"""The smallest real continuous-batching engine: admit, chunked prefill, decode, preempt and resume, prefix reuse, abort."""
+"""The smallest real continuous-batching engine: chunked prefill, decode, preempt and resume, prefix reuse, abort."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Engine:
     """Schedules requests over a model runner, one step at a time.
 
     Waiting requests are admitted in order while a slot is free. A step decodes every running request that is past its
-    prompt and adds at most one chunk of prefill. When pages run out, cached prefixes are dropped first; then the request
-    admitted last is preempted: it gives up everything, and later recomputes its tokens.
+    prompt and adds at most one chunk of prefill. When pages run out, cached prefixes are dropped first; then the
+    request admitted last is preempted: it gives up everything, and later recomputes its tokens.
     """
 
     def __init__(self, runner: ModelRunner) -> None:

@@ -1,7 +1,7 @@
 """Prefix reuse at block boundaries: latent pages are shared, and a copy of the recurrent state is kept per boundary.
 
-A hybrid model can only continue from a prefix whose *state* is known, so an entry is the state after exactly its tokens;
-reusing more latent rows than the state covers, or fewer, would answer another question.
+A hybrid model can only continue from a prefix whose *state* is known, so an entry is the state after exactly its
+tokens; reusing more latent rows than the state covers, or fewer, would answer another question.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from decode_impl.parallel.reduce import grouped_sum, sequential_sum
 from decode_impl.specialized.contract import ONE_SHOT_ROWS
+from decode_impl.specialized.emulation.elementary import exp
 from decode_impl.specialized.emulation.projection import projection
 from numerics.formats import bf16
 
@@ -55,7 +56,7 @@ def _joined_parts(sources: Tensor, p: Tensor, query: Tensor, eps: float) -> tupl
     p_square = p.square().sum(-1, keepdim=True)
     prefix_logit = (p_square * width + eps).rsqrt() * (p * query).sum(-1, keepdim=True)
     top = torch.maximum(block_logits.amax(-1, keepdim=True), prefix_logit)
-    block_weights, prefix_weight = (block_logits - top).exp(), (prefix_logit - top).exp()
+    block_weights, prefix_weight = exp(block_logits - top), exp(prefix_logit - top)
     block_mix = (block_weights[..., None] * sources).sum(1)
     inverse = 1.0 / (block_weights.sum(-1, keepdim=True) + prefix_weight)
     cross = (block_mix * p).sum(-1, keepdim=True)

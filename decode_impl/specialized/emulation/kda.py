@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from decode_impl.config import L2_NORM_EPS, O_NORM_EPS
+from decode_impl.specialized.emulation.elementary import exp, sigmoid
 from decode_impl.specialized.emulation.projection import projection
 from numerics.formats import bf16
 
@@ -58,17 +59,17 @@ def kda_step(
     window = torch.cat([conv_state[owned], qkv[live, :, None]], dim=-1)
     conv_state[owned] = window[..., 1:]
     conv = _four_taps(window.float(), conv_weight)
-    q, k, v = (conv * torch.sigmoid(conv)).view(-1, 3, heads, head_dim).unbind(1)
+    q, k, v = (conv * sigmoid(conv)).view(-1, 3, heads, head_dim).unbind(1)
     q = q * ((q * q).sum(-1, keepdim=True) + L2_NORM_EPS).rsqrt() * head_dim**-0.5
     k = k * ((k * k).sum(-1, keepdim=True) + L2_NORM_EPS).rsqrt()
 
     g = (decay_input.float() + dt_bias.float()).view(-1, heads, head_dim)
-    decay = (lower_bound * torch.sigmoid(A_log.float().exp()[:, None] * g)).exp()
-    S, o = delta(state[owned].float(), q, k, v, decay, torch.sigmoid(beta_raw[live].float()))
+    decay = exp(lower_bound * sigmoid(exp(A_log)[:, None] * g))
+    S, o = delta(state[owned].float(), q, k, v, decay, sigmoid(beta_raw[live].float()))
     state[owned] = S.to(state.dtype)
 
     inverse = ((o * o).sum(-1, keepdim=True) * (1.0 / head_dim) + O_NORM_EPS).rsqrt()
-    gated = torch.sigmoid(gate[live].float()).view(-1, heads, head_dim)
+    gated = sigmoid(gate[live].float()).view(-1, heads, head_dim)
     y[live] = bf16(o * inverse * norm_weight.float() * gated).flatten(1)
     return y
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from decode_impl.specialized.contract import split_pages
+from decode_impl.specialized.emulation.elementary import exp2, log2, sigmoid
 from decode_impl.specialized.emulation.projection import projection, rms_norm
 from numerics.formats import bf16, e4m3_decode, e4m3_encode
 
@@ -56,7 +57,7 @@ def merge(partials: Tensor, lse: Tensor) -> Tensor:
 
     Returns f32 [n, h, C].
     """
-    weights = torch.exp2(lse - lse.amax(1, keepdim=True))
+    weights = exp2(lse - lse.amax(1, keepdim=True))
     total, weight = partials[:, 0] * weights[:, 0, :, None], weights[:, 0]
     for split in range(1, partials.shape[1]):
         total = torch.addcmul(total, partials[:, split], weights[:, split, :, None])
@@ -96,11 +97,11 @@ def mla_attend(
     scores = (query[:, None] @ keys.transpose(-1, -2)) * base2_scale
     scores = scores.masked_fill(~seen[:, :, None], EMPTY)
     top = scores.amax(-1, keepdim=True)
-    p = torch.exp2(scores - top).masked_fill(~seen[:, :, None], 0.0)
+    p = exp2(scores - top).masked_fill(~seen[:, :, None], 0.0)
     total = p.sum(-1)
     values = keys[..., :kv_rank].masked_fill(~seen[..., None], 0.0)
     partials = (bf16(p).float() @ values) / total.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
-    lse = torch.where(total > 0, top.squeeze(-1) + torch.log2(total), EMPTY)
+    lse = torch.where(total > 0, top.squeeze(-1) + log2(total), EMPTY)
 
     latent = bf16(merge(partials, lse) * (k_scale if fp8 else 1.0))
     return latent.masked_fill((lengths == 0)[:, None, None], 0.0)
@@ -109,4 +110,4 @@ def mla_attend(
 def mla_value(*, latent: Tensor, w_uv: Tensor, gate: Tensor) -> Tensor:
     """W_UV, one rounding, times sigmoid(gate), one rounding. Shapes as in docs/ops.md. Returns bf16 [n, h*v]."""
     value = bf16((latent.transpose(0, 1).float() @ w_uv.float()).transpose(0, 1)).flatten(1)
-    return bf16(value.float() * torch.sigmoid(gate.float()))
+    return bf16(value.float() * sigmoid(gate.float()))

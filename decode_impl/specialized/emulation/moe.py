@@ -10,14 +10,15 @@ from torch import Tensor
 from decode_impl.config import ROUTER_SUM_EPS
 from decode_impl.mxfp4 import MXFP4Weight
 from decode_impl.parallel.reduce import sequential_sum
+from decode_impl.specialized.emulation.elementary import sigmoid, tanh
 from decode_impl.specialized.emulation.projection import projection, rms_norm, split_k_product
 from numerics.formats import bf16
 
 
 def situ(gate: Tensor, up: Tensor, beta: float, linear_beta: float) -> Tensor:
     """SiTU in FP32 with the two outer constants folded into one, as the kernels do. Shapes of the inputs agree."""
-    saturated = torch.tanh(gate * (1.0 / beta)) * torch.tanh(up * (1.0 / linear_beta))
-    return saturated * torch.sigmoid(gate) * (beta * linear_beta)
+    saturated = tanh(gate * (1.0 / beta)) * tanh(up * (1.0 / linear_beta))
+    return saturated * sigmoid(gate) * (beta * linear_beta)
 
 
 def moe_front(*, x: Tensor, gate_weight: Tensor, down_weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +28,7 @@ def moe_front(*, x: Tensor, gate_weight: Tensor, down_weight: Tensor) -> tuple[T
 
 def route(*, logits: Tensor, bias: Tensor, top_k: int, scaling: float) -> tuple[Tensor, Tensor]:
     """Exact top-k by repeated maximum, ties to the lower id; weights from unbiased scores. Shapes as in docs/ops.md."""
-    scores = torch.sigmoid(logits)
+    scores = sigmoid(logits)
     ranking = scores + bias.float()
     ids = torch.empty(logits.shape[0], top_k, dtype=torch.int64, device=logits.device)
     for slot in range(top_k):

@@ -1,0 +1,60 @@
+"""Checks of a gate's settings table, each giving the reason why a value is wrong, or None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+Rule = Callable[[Any], str | None]
+
+
+def problems(settings: Mapping[str, Any], rules: Mapping[str, Rule], optional: Collection[str] = ()) -> str | None:
+    """Everything wrong with `settings` in one line: unknown, missing and invalid keys."""
+    found = [f"unknown setting {key!r} (allowed: {', '.join(rules)})" for key in settings if key not in rules]
+    found += [f"setting {key!r} is missing" for key in rules if key not in settings and key not in optional]
+    for key, rule in rules.items():
+        reason = rule(settings[key]) if key in settings else None
+        if reason:
+            found.append(f"{key} is {settings[key]!r}, {reason}")
+    return "; ".join(found) or None
+
+
+def integers(least: int, most: int) -> Rule:
+    """A non-empty list of different integers from `least` to `most`."""
+
+    def rule(value: Any) -> str | None:
+        valid = isinstance(value, list) and value and all(type(x) is int and least <= x <= most for x in value)
+        if valid and len(set(value)) == len(value):
+            return None
+        return f"a list of different integers from {least} to {most} is needed"
+
+    return rule
+
+
+def positive_integer(most: int = 1_000_000) -> Rule:
+    """One integer from 1 to `most`."""
+    return lambda value: None if type(value) is int and 1 <= value <= most else f"1 to {most} is needed"
+
+
+def positive_number() -> Rule:
+    """One number above 0."""
+
+    def rule(value: Any) -> str | None:
+        return (
+            None
+            if isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+            else "a number > 0 is needed"
+        )
+
+    return rule
+
+
+def subset(allowed: Collection[str]) -> Rule:
+    """A list of different names out of `allowed`; it may be empty."""
+
+    def rule(value: Any) -> str | None:
+        if isinstance(value, list) and len(set(map(str, value))) == len(value) and all(x in allowed for x in value):
+            return None
+        return f"a list of different names out of {', '.join(sorted(allowed))} is needed"
+
+    return rule

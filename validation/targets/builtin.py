@@ -1,0 +1,201 @@
+"""The target `builtin`: decode_impl in this process, on the CPU, with the emulation of its specialised path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from decode_impl.batch import Chunk
+from decode_impl.caches import ScaleError
+from decode_impl.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from decode_impl.deployment import Deployment, DeploymentError
+from decode_impl.embedded import EMBEDDED_MODEL
+from decode_impl.ops import OpTable, call_on_case
+from decode_impl.runner import BUILTIN_PATHS, ModelRunner, Paths
+from decode_impl.weights import ModelWeights, shard_weights
+from numerics.formats import e4m3_decode
+from validation.faults.base import Fault
+from validation.targets.base import ArmConfig, Capability, Case, Counters, ForcedStep, TargetError
+
+
+class BuiltinTarget:
+    """A checkpoint of the K3 family decoded by decode_impl. Arms share its weights and own their caches."""
+
+    name = "builtin"
+    capabilities = frozenset(
+        {
+            Capability.FULL_LOGITS,
+            Capability.TEACHER_FORCED,
+            Capability.READ_STATE,
+            Capability.RUN_OP,
+            Capability.INJECT_FAULT,
+            Capability.RANKS,
+        }
+    )
+
+    def __init__(self, checkpoint: Checkpoint, tokenizer_file: Path | None) -> None:
+        self._checkpoint = checkpoint
+        self._tokenizer_file = tokenizer_file
+        self._sharded: dict[int, ModelWeights] = {}
+
+    @classmethod
+    def load(cls, model_path: Path | None) -> BuiltinTarget:
+        """Load a checkpoint folder, or the embedded model where `model_path` is None.
+
+        Raises:
+            TargetError: the checkpoint cannot be used.
+        """
+        folder = model_path or EMBEDDED_MODEL
+        if not folder.is_dir():
+            raise TargetError(f"model {folder}: no such folder; give a checkpoint folder with config.json in it")
+        try:
+            checkpoint = load_checkpoint(folder)
+        except CheckpointError as error:
+            raise TargetError(str(error)) from None
+        return cls(checkpoint, folder / "tokenizer.json")
+
+    def fingerprint(self) -> dict[str, str]:
+        """Model, digest of its files, what runs the specialised path, and the library that computes."""
+        return {
+            "model": self._checkpoint.config.name,
+            "weights_sha256": self._checkpoint.digest,
+            "specialised path": "emulation",
+            "device": "cpu",
+            "torch": torch.__version__,
+        }
+
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of `text`.
+
+        Raises:
+            TargetError: the model folder has no readable tokenizer.json.
+        """
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        file = self._tokenizer_file
+        if file is None or not file.is_file():
+            raise TargetError(f"model {self._checkpoint.config.name}: no tokenizer.json beside config.json")
+        try:
+            return Tokenizer.from_file(str(file))
+        except Exception as error:
+            # The library raises bare Exception for a malformed file.
+            raise TargetError(f"{file}: not a tokenizer file ({error})") from None
+
+    def dims(self) -> Mapping[str, int]:
+        """Dimensions by the names of `config.json`."""
+        fields = self._checkpoint.config.to_hf()
+        flat = {**fields, **{f"linear_attn_{k}": v for k, v in fields["linear_attn_config"].items()}}
+        return {name: value for name, value in flat.items() if type(value) is int}
+
+    def open(self, config: ArmConfig) -> BuiltinArm:
+        """Open an arm; refuses with every reason at once."""
+        try:
+            deployment = Deployment(
+                decode_backend=config.decode_backend,
+                kv_cache_dtype=config.kv_cache_dtype,
+                state_dtype=config.state_dtype,
+                tensor_parallel=config.tensor_parallel,
+                max_batch=config.max_batch,
+                max_context=config.max_context,
+            )
+            weights = self._weights(config.tensor_parallel)
+            runner = ModelRunner(weights, deployment, with_faults(BUILTIN_PATHS, config.faults))
+        except (DeploymentError, ScaleError, ValueError) as error:
+            raise TargetError(f"arm {config.name}: {error}") from None
+        return BuiltinArm(config, runner)
+
+    def _weights(self, ranks: int) -> ModelWeights:
+        if ranks not in self._sharded:
+            self._sharded[ranks] = shard_weights(self._checkpoint.config, self._checkpoint.tensors, ranks)
+        return self._sharded[ranks]
+
+
+def with_faults(paths: Paths, faults: Sequence[Fault]) -> Paths:
+    """The op tables with each fault's replacements put in."""
+    tables: dict[str, OpTable] = {"generic": paths.generic, "specialized": paths.specialized}
+    for fault in faults:
+        for path in fault.paths:
+            tables[path] = {**tables[path], **fault.mutate(tables[path])}
+    return Paths(**tables)
+
+
+class BuiltinArm:
+    """One configuration of the builtin target."""
+
+    def __init__(self, config: ArmConfig, runner: ModelRunner) -> None:
+        self.config = config
+        self._runner = runner
+
+    def ops(self) -> frozenset[str]:
+        """All ops: those that the specialised path lacks run generic in its arm, as they do in a decode."""
+        return frozenset(self._runner.paths.generic)
+
+    @torch.inference_mode()
+    def run_op(self, op: str, case: Case) -> dict[str, Tensor]:
+        """Run one op as this arm would run it."""
+        paths = self._runner.paths
+        specialized = self._runner.specialized_on and op in paths.specialized
+        return call_on_case(paths.specialized if specialized else paths.generic, op, case)
+
+    def forced_decode(self, sequences: Sequence[Sequence[int]], prompt_length: int) -> BuiltinForcedDecode:
+        """Prefill the prompts in one step, then decode the rest teacher-forced in one batch."""
+        return BuiltinForcedDecode(self._runner, sequences, prompt_length)
+
+    def counters(self) -> Counters:
+        """Steps by path and fallbacks by reason."""
+        return Counters(dict(self._runner.steps), {str(k): v for k, v in self._runner.fallbacks.items()})
+
+
+class BuiltinForcedDecode:
+    """A teacher-forced decode on a runner's caches; owns its slots and pages until closed."""
+
+    def __init__(self, runner: ModelRunner, sequences: Sequence[Sequence[int]], prompt_length: int) -> None:
+        length = len(sequences[0])
+        pages = -(-length // runner.deployment.page_size)
+        self._runner, self._sequences, self._prompt_length, self._length = runner, sequences, prompt_length, length
+        self._slots = [runner.states.allocate() for _ in sequences]
+        self._pages = [tuple(runner.latents.allocate() for _ in range(pages)) for _ in sequences]
+        self._computed = 0
+
+    def __iter__(self) -> Iterator[ForcedStep]:
+        self._runner.execute(self._chunks(0, self._prompt_length))
+        self._computed = self._prompt_length
+        for position in range(self._prompt_length, self._length):
+            result = self._runner.execute(self._chunks(position, position + 1))
+            self._computed = position + 1
+            count = len(self._sequences)
+            yield ForcedStep(result.logits, tuple(range(count)), (position,) * count, result.path)
+
+    def _chunks(self, start: int, stop: int) -> list[Chunk]:
+        owned = zip(self._sequences, self._slots, self._pages, strict=True)
+        return [Chunk(list(tokens[start:stop]), start, slot, pages) for tokens, slot, pages in owned]
+
+    def state(self, sequence: int) -> dict[str, Tensor]:
+        """This sequence's caches, ranks joined, in f32."""
+        runner, slot = self._runner, self._slots[sequence]
+        joined: dict[str, Tensor] = {}
+        for layer in runner.weights.config.kda_layers:
+            ranks = range(runner.weights.ranks)
+            joined[f"layer.{layer}.state"] = torch.cat([runner.states.state[layer, r][slot].float() for r in ranks])
+            windows = [runner.states.conv[layer, r][slot].float().unflatten(0, (3, -1)) for r in ranks]
+            joined[f"layer.{layer}.conv"] = torch.cat(windows, dim=1).flatten(0, 1)
+        for layer, cache in runner.latents.layers.items():
+            rows = cache[list(self._pages[sequence])].flatten(0, 1)[: self._computed]
+            scale = runner.latents.scales[layer][1]
+            joined[f"layer.{layer}.latent"] = e4m3_decode(rows) * scale if rows.dtype == torch.uint8 else rows.float()
+        return joined
+
+    def close(self) -> None:
+        """Give slots and pages back."""
+        for slot, pages in zip(self._slots, self._pages, strict=True):
+            self._runner.states.release(slot)
+            for page in pages:
+                self._runner.latents.release(page)
+        self._slots, self._pages = [], []
