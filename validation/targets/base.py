@@ -101,7 +101,7 @@ class Arm(Protocol):
     def forced_decode(self, sequences: Sequence[Sequence[int]], prompt_length: int) -> ForcedDecode:
         """Prefill the first `prompt_length` tokens of each sequence, then decode the rest teacher-forced, one batch.
 
-        Sequences have one length; a step yields one row per sequence, at positions prompt_length .. length-2 and length-1.
+        Sequences have one length; a step yields one row per sequence, at positions prompt_length .. length-1.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 A CPU library's vectorised body and its scalar tail differ in the last bit, so that an FP32 result would depend on where
 an element lies in its tensor, and a row's bits on its place in the batch. The FP64 results differ too, but only far
-below FP32's last bit. It also makes the emulation's error that of the kernels' contract, not of a library's approximation.
+below FP32's last bit. It also makes the emulation's error that of the kernels' contract, not of a library.
 """
 
 from __future__ import annotations

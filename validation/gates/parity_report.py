@@ -1,0 +1,141 @@
+"""What the parity gate shows: the table of cells, flips by margin, KL by position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from validation.gates.base import Plot, Table
+from validation.gates.parity_judge import AMPLITUDE_MULTIPLE, KL_MULTIPLE, CellJudgement
+
+_POSITION_BUCKETS = 8
+
+Results = Mapping[str, Mapping[str, Any]]
+
+
+def summary(results: Results, judged: Mapping[str, CellJudgement], undecided: Sequence[str], tokens: int) -> str:
+    """One sentence: how much was decoded and what came of it."""
+    worst = max(judged, key=lambda unit: judged[unit].ratio, default="")
+    seen = f"{tokens} tokens in {len(results)} cells"
+    if worst:
+        seen += f"; largest mean KL {judged[worst].ratio:.3g} floors ({worst}), allowed {KL_MULTIPLE:.3g}"
+    failed = [unit for unit, cell in judged.items() if cell.findings]
+    if failed:
+        return f"{seen}; beyond allowance: {', '.join(failed)}"
+    if undecided:
+        return f"{seen}; undecided: {', '.join(undecided)} (more sequences would decide: raise min_sequences)"
+    return f"{seen}; all within allowance"
+
+
+def cell_table(results: Results, judged: Mapping[str, CellJudgement]) -> Table:
+    """A row per cell: KL and its distribution, floor, ratio, flips, overlap, caches."""
+    rows = []
+    for unit, result in results.items():
+        cell, figures = judged[unit], result["candidate"]["summary"]
+        flips = sum(b["flips"] for b in figures["flips"])
+        caches = " / ".join(f"{cell.caches[kind]:.2f}" for kind in cell.caches)
+        rows.append(
+            [
+                unit,
+                result["tokens"],
+                f"{cell.kl:.2e}",
+                f"{cell.floor:.2e}",
+                f"{cell.ratio:.2f}",
+                f"{figures['kl']['p99']:.1e} / {figures['kl']['p999']:.1e} / {figures['kl']['max']:.1e}",
+                f"{figures['reverse_kl']['mean']:.2e}",
+                f"{figures['logit_rms']['mean']:.3g}",
+                flips,
+                f"{figures['overlap']:.4f}",
+                caches,
+            ]
+        )
+    header = [
+        "cell",
+        "tokens",
+        "mean KL",
+        "floor",
+        "KL / floor",
+        "KL p99 / p99.9 / max",
+        "reverse KL",
+        "RMS logit difference",
+        "top-1 flips",
+        "top-10 overlap",
+        "state / conv / latent, in floors",
+    ]
+    caption = (
+        "KL(baseline || candidate) in nats a token, teacher-forced decode of held-out text. Floor: the baseline "
+        f"against itself, batched otherwise. Allowed: KL {KL_MULTIPLE:.3g} floors, caches {AMPLITUDE_MULTIPLE:.3g} "
+        "floors (relative RMS)."
+    )
+    return Table("Parity by cache format, tensor parallelism and batch size", header, rows, caption)
+
+
+def flip_table(results: Results) -> Table:
+    """Top-1 flips by the baseline's margin, all cells together, candidate and floor."""
+    rows: list[list[str | int | float]] = []
+    for low, tokens, flips, floor_flips in _flips(results):
+        rows.append([f">= {low:g}", tokens, flips, floor_flips])
+    caption = (
+        "Margin: the baseline's top-1 logit minus its top-2. Flips at small margins are rounding; at large ones, bugs."
+    )
+    return Table("Top-1 flips by margin", ["margin", "tokens", "candidate flips", "floor flips"], rows, caption)
+
+
+def flip_plot(results: Results) -> Plot:
+    """Share of tokens flipped, by margin."""
+    counted = _flips(results)
+    series: dict[str, list[float | None]] = {
+        "candidate": [flips / tokens if tokens else None for _, tokens, flips, _ in counted],
+        "floor": [floor / tokens if tokens else None for _, tokens, _, floor in counted],
+    }
+    labels = [f">= {low:g}" for low, *_ in counted]
+    n = sum(tokens for _, tokens, _, _ in counted)
+    return Plot("Top-1 flips by margin", "bar", labels, series, "margin (logits)", "share flipped", f"n = {n} tokens")
+
+
+def _flips(results: Results) -> list[tuple[float, int, int, int]]:
+    pairs = [(r["candidate"]["summary"]["flips"], r["floor"]["summary"]["flips"]) for r in results.values()]
+    if not pairs:
+        return []
+    bins = range(len(pairs[0][0]))
+    return [
+        (
+            pairs[0][0][i]["low"],
+            sum(candidate[i]["tokens"] for candidate, _ in pairs),
+            sum(candidate[i]["flips"] for candidate, _ in pairs),
+            sum(floor[i]["flips"] for _, floor in pairs),
+        )
+        for i in bins
+    ]
+
+
+def position_plot(results: Results) -> Plot:
+    """Mean KL by position bucket, candidate and floor, over all cells weighted by tokens."""
+    if not results:
+        return Plot("KL by position", "line", [], {}, "token position", "mean KL (nats)")
+    first = next(iter(results.values()))
+    positions = len(first["candidate"]["kl_by_position"])
+    edges = [round(i * positions / _POSITION_BUCKETS) for i in range(_POSITION_BUCKETS + 1)]
+    buckets = [(a, b) for a, b in pairwise(edges) if b > a]
+    series: dict[str, list[float | None]] = {}
+    for arm in ("candidate", "floor"):
+        weighted = [(r["sequences"], r[arm]["kl_by_position"]) for r in results.values()]
+        sequences = sum(n for n, _ in weighted)
+        mean = [sum(n * kl[i] for n, kl in weighted) / sequences for i in range(positions)]
+        series[arm] = [sum(mean[a:b]) / (b - a) for a, b in buckets]
+    labels = [f"{first['prompt'] + a}-{first['prompt'] + b - 1}" for a, b in buckets]
+    n = sum(r["tokens"] for r in results.values())
+    return Plot(
+        "KL by position", "line", labels, series, "token position", "mean KL (nats)", f"n = {n} tokens", log_y=True
+    )
+
+
+def ratio_plot(judged: Mapping[str, CellJudgement]) -> Plot:
+    """Mean KL of every cell in floors, with the allowance."""
+    series: dict[str, list[float | None]] = {
+        "KL / floor": [cell.ratio for cell in judged.values()],
+        "allowed": [KL_MULTIPLE] * len(judged),
+    }
+    caption = "Floor: the baseline against itself under another batch composition."
+    return Plot("Mean KL in noise floors", "bar", list(judged), series, "cell", "floors", caption)
