@@ -92,6 +92,10 @@ class Live:
         if self._task is not None:
             self._bars.advance(self._task)
 
+    def refresh(self) -> None:
+        """Draw now instead of at the next tick."""
+        self._bars.refresh()
+
     def gate_finished(self, doc: GateDoc, seconds: float) -> None:
         """Put a line with the verdict in the place of the bar."""
         if self._task is not None:

@@ -219,12 +219,15 @@ def gate_doc(gate: Gate, result: GateResult, *, required: bool, units: list[str]
     Raises:
         TypeError, ValueError: the result holds something that is not plain JSON, or does not fit together.
     """
+    if result.gate != gate.name:
+        raise ValueError(f"gate {gate.name!r} returned the result of gate {result.gate!r}")
     evidence = {
         "findings": [dataclasses.asdict(finding) for finding in result.findings],
-        "metrics": in_order(named(result.metrics)),
+        "metrics": result.metrics,
         "tables": [dataclasses.asdict(table) for table in result.tables],
         "plots": [dataclasses.asdict(plot) for plot in result.plots],
     }
+    plain = named(evidence)
     return GateDoc(
         name=gate.name,
         layer=gate.layer,
@@ -236,7 +239,7 @@ def gate_doc(gate: Gate, result: GateResult, *, required: bool, units: list[str]
         counts_as=None,
         summary=result.summary,
         units=units,
-        **named(evidence),
+        **{**plain, "metrics": in_order(plain["metrics"])},
     )
 
 

@@ -275,6 +275,14 @@ def test_a_plot_is_one_well_formed_svg_with_the_same_bytes_each_time(kind: str) 
     assert html.unescape(first).count("currentColor") > 3
 
 
+def test_bars_on_a_logarithmic_axis_are_drawn() -> None:
+    bars = PlotDoc(title="t", kind="bar", x=["a"], series={"s": [0.5]}, x_label="x", y_label="y", log_y=True)
+    drawn = re.search(r'd="([^"]*)"[^>]*style="fill: #0072b2"', plots.svg(bars, "salt"))
+    assert drawn is not None
+    heights = {float(y) for y in re.findall(r"[ML] [\d.]+ (-?[\d.]+)", drawn[1])}
+    assert max(heights) - min(heights) > 10
+
+
 def test_plots_on_one_page_share_no_ids() -> None:
     ids = [set(re.findall(r' id="([^"]+)"', plots.svg(PLOTS["line"], salt))) for salt in ("a", "b")]
     assert ids[0]

@@ -84,7 +84,8 @@ def _draw(axes: Axes, plot: PlotDoc) -> None:
         axes.set_xscale("log")
         _plain_ticks(axes.xaxis)
     if plot.log_y:
-        axes.set_yscale("log", nonpositive="mask")
+        # A bar starts at zero, which a logarithmic axis has not; masked, the whole bar would be gone.
+        axes.set_yscale("log", nonpositive="mask" if plot.kind == "line" else "clip")
         _plain_ticks(axes.yaxis)
     if plot.kind == "line" and numeric and len(plot.x) <= _MOST_TICKS:
         axes.set_xticks([float(x) for x in plot.x])

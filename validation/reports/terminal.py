@@ -34,7 +34,7 @@ def show(record: RunRecord, report: Path, console: Console) -> None:
             _say(console, f"  {gate.name}, {finding.component}: {finding.message}")
         more = len(gate.findings) - _MOST_FINDINGS
         if more > 0:
-            _say(console, f"  {more} more findings of {gate.name} in the report")
+            _say(console, f"  {gate.name}: {more} more in the report")
     for name, why in record.stable.not_judged.items():
         _say(console, f"  not judged: {name} ({why})", "bright_black")
     verdict = record.stable.verdict

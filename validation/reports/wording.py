@@ -80,6 +80,8 @@ def seconds(record: RunRecord, gate: str) -> float:
 
 def duration(value: float) -> str:
     """A duration for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`."""
+    if 0 < value < 0.05:
+        return "< 0.1 s"
     if value < 60:
         return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
     minutes, rest = divmod(round(value), 60)
