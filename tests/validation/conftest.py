@@ -8,7 +8,7 @@ import decodegate_toy as toy
 import pytest
 from toy_commandline import CommandLine
 
-from validation import loading
+from validation import environment, loading
 from validation.gates import registry as gates
 from validation.targets import registry as targets
 
@@ -22,6 +22,8 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
         for key, value in entries.items():
             monkeypatch.setitem(table, key, value)
     monkeypatch.setattr(loading, "FAULTS", "decodegate_toy:FAULTS")
+    # Someone may commit while the tests run, and a run is not resumed across commits.
+    monkeypatch.setattr(environment, "git_state", lambda root: (None, None))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from validation.gates.base import Context, Finding, GateResult, Plot, Table, Uni
 from validation.targets.base import ArmConfig, Capability, Case, Counters, TargetError
 from validation.verdict import Verdict
 
-WIDTH = 64
+WIDTH = 16
 
 
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
@@ -151,6 +150,7 @@ class ErrorGate:
             if not ratio <= 2.0
         ]
         worst = max(ratios.values())
+        plot = Plot("Error by rows", "bar", list(ratios), {"ratio": list(ratios.values())}, "unit", "ratio (1)")
         return GateResult(
             gate=self.name,
             verdict=Verdict.FAIL if findings else Verdict.PASS,
@@ -158,7 +158,7 @@ class ErrorGate:
             findings=findings,
             metrics={"ratios": ratios, "worst": worst},
             tables=[Table("Errors", ("unit", "ratio"), list(ratios.items()), "n = 1 draw each")],
-            plots=[Plot("Error by rows", "bar", list(ratios), {"ratio": list(ratios.values())}, "unit", "ratio (1)")],
+            plots=[plot] if context.settings.get("plot") else [],
         )
 
 
@@ -167,9 +167,6 @@ class CostlyGate(ErrorGate):
 
     name = "costly"
     layer = 2
-
-    def judge(self, results: Mapping[str, dict[str, Any]], context: Context) -> GateResult:
-        return replace(super().judge(results, context), plots=())
 
 
 class RanksGate(ErrorGate):
@@ -224,6 +221,9 @@ rows = [1, 2, 4, 8, 16]
 [gates.costly]
 rows = [32, 64]
 """
+
+
+PROFILE_WITH_PLOT = PROFILE.replace("[gates.error]", "[gates.error]\nplot = true")
 
 
 def note_or_die(unit: str) -> None:

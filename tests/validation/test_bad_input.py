@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import decodegate_toy as toy
@@ -116,19 +113,18 @@ def test_a_folder_of_runs_that_cannot_be_made(decodegate: CommandLine) -> None:
     refused(decodegate, "cannot write", "Not a directory")
 
 
-def full_disk() -> None:
-    """Writes beyond 2,000 bytes fail, as they do on a full disk."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Files cannot grow beyond 2,000 bytes, as on a disk that is almost full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_is_one_line(decodegate: CommandLine) -> None:
-    driver = Path(__file__).with_name("toy_driver.py")
-    command = [sys.executable, "-B", str(driver), "run", "--profile", decodegate.profile, "--out", str(decodegate.runs)]
-    done = subprocess.run(
-        command, env=dict(os.environ), capture_output=True, text=True, timeout=60, preexec_fn=full_disk
-    )
-    decodegate.out, decodegate.err = done.stdout, done.stderr
-    assert done.returncode == 2
+    assert decodegate.run() == 2
     refused(decodegate, "cannot write", "record.json", "File too large", "--resume")
     assert not list(decodegate.runs.rglob("*.tmp"))
 

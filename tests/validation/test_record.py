@@ -61,6 +61,7 @@ def test_a_record_survives_its_file(decodegate: CommandLine) -> None:
 
 
 def test_the_files_of_a_run_are_complete(decodegate: CommandLine) -> None:
+    decodegate.write_profile(toy.PROFILE_WITH_PLOT)
     assert decodegate.run() == 0
     folder = decodegate.newest().path
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import html
 import re
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
+import decodegate_toy as toy
 import pytest
 from toy_commandline import CommandLine
 
+from validation.profile import Profile
 from validation.record import FindingDoc, GateDoc, PlotDoc, RunRecord, TableDoc
 from validation.reports import github, junit, markdown, plots
+from validation.reports.text import cell
 from validation.reports.write import write_reports
+from validation.runner import Request, run
 from validation.storage import RunFolder
 from validation.verdict import Verdict
 
@@ -28,11 +33,26 @@ HOSTILE = (
 )
 
 
-@pytest.fixture
-def record(decodegate: CommandLine) -> RunRecord:
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     """The record of a failed toy run."""
-    assert decodegate.run("--fault", "toy.column", "--keep-going") == 1
-    return decodegate.record()
+    profile = Profile.model_validate(tomllib.loads(toy.PROFILE_WITH_PLOT))
+    command = "decodegate run --profile toy.toml --fault toy.column --seed 0 --keep-going"
+    request = Request(
+        profile_name="toy",
+        profile=profile,
+        gates=[toy.ErrorGate(), toy.CostlyGate()],
+        faults=tuple(toy.FAULTS.values()),
+        keep_going=True,
+        command=tuple(command.split()),
+    )
+    return run(request, toy.ToyTarget(), tmp_path_factory.mktemp("runs"))[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """An empty folder for reports."""
+    return RunFolder(tmp_path)
 
 
 def with_gate(record: RunRecord, **changes: object) -> RunRecord:
@@ -93,8 +113,8 @@ def page_of(folder: RunFolder, record: RunRecord) -> Page:
     return Page(write_reports(folder, record).read_text(encoding="utf-8"))
 
 
-def test_the_page_says_what_matters(decodegate: CommandLine, record: RunRecord) -> None:
-    text = " ".join(page_of(decodegate.newest(), record).text.split())
+def test_the_page_says_what_matters(folder: RunFolder, record: RunRecord) -> None:
+    text = " ".join(page_of(folder, record).text.split())
     for part in (
         "FAIL",
         "exit code 1",
@@ -113,9 +133,9 @@ def test_the_page_says_what_matters(decodegate: CommandLine, record: RunRecord) 
         assert part in text
 
 
-def test_the_page_loads_nothing_and_runs_nothing(decodegate: CommandLine, record: RunRecord) -> None:
+def test_the_page_loads_nothing_and_runs_nothing(folder: RunFolder, record: RunRecord) -> None:
     for shown in (record, hostile_record(record)):
-        page = page_of(decodegate.newest(), shown)
+        page = page_of(folder, shown)
         assert not {"script", "link", "img", "iframe", "object", "embed", "form"} & set(page.tags)
         for name, value in page.attributes:
             assert not name.startswith("on")
@@ -128,8 +148,7 @@ def test_the_page_loads_nothing_and_runs_nothing(decodegate: CommandLine, record
         assert "@import" not in style
 
 
-def test_hostile_text_is_shown_as_text(decodegate: CommandLine, record: RunRecord) -> None:
-    folder = decodegate.newest()
+def test_hostile_text_is_shown_as_text(folder: RunFolder, record: RunRecord) -> None:
     raw = write_reports(folder, hostile_record(record)).read_text(encoding="utf-8")
     assert "<script" not in raw
     assert "{{ 7 * 7 }}" in raw
@@ -229,7 +248,9 @@ def test_the_github_format_writes_annotations_and_the_summary_page(
     assert page.read_text() == (decodegate.newest().path / "summary.md").read_text()
 
 
-def test_a_report_can_be_written_again_from_the_record_alone(decodegate: CommandLine, record: RunRecord) -> None:
+def test_a_report_can_be_written_again_from_the_record_alone(decodegate: CommandLine) -> None:
+    decodegate.write_profile(toy.PROFILE_WITH_PLOT)
+    assert decodegate.run("--fault", "toy.column") == 1
     folder = decodegate.newest()
     names = ("report.html", "junit.xml", "summary.md", "plots/error-1.svg")
     before = {name: (folder.path / name).read_bytes() for name in names}
@@ -241,11 +262,11 @@ def test_a_report_can_be_written_again_from_the_record_alone(decodegate: Command
     assert "FAIL" in decodegate.out
 
 
-def test_an_unfinished_run_is_reported_as_such(decodegate: CommandLine, record: RunRecord) -> None:
+def test_an_unfinished_run_is_reported_as_such(folder: RunFolder, record: RunRecord) -> None:
     stable = record.stable.model_copy(update={"verdict": None, "gates": []})
     run = record.run.model_copy(update={"exit_code": None, "finished": None})
     unfinished = record.model_copy(update={"status": "running", "stable": stable, "run": run})
-    text = page_of(decodegate.newest(), unfinished).text
+    text = page_of(folder, unfinished).text
     assert "NOT FINISHED" in text
     assert "exit code" not in text
     assert "NOT FINISHED" in markdown.render(unfinished)
@@ -291,6 +312,4 @@ def test_plots_on_one_page_share_no_ids() -> None:
 
 def test_table_cells_keep_text_and_round_numbers() -> None:
     table = TableDoc(title="t", header=["a"], rows=[[1234567], [0.000123456], ["1.50"]])
-    from validation.reports.text import cell
-
     assert [cell(row[0]) for row in table.rows] == ["1,234,567", "0.0001235", "1.50"]
