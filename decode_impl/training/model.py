@@ -94,8 +94,12 @@ def gated_norm(o: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
 def expert_mix(logits: Tensor, bias: Tensor, top_k: int, scaling: float) -> tuple[Tensor, Tensor]:
     """Sigmoid routing as dense weights [...,E], zero but for the top_k of `score + bias`, and the selection [...,E]."""
     scores = torch.sigmoid(logits)
-    chosen = (scores.detach() + bias).topk(top_k, -1).indices
-    selected = torch.zeros_like(scores).scatter(-1, chosen, 1.0)
+    biased = (scores + bias).detach()
+    # Selected is who has fewer than top_k better ones; a tie goes to the lower id. (A sort per row is far slower.)
+    mine, other = biased.unsqueeze(-1), biased.unsqueeze(-2)
+    ids = torch.arange(biased.shape[-1], device=biased.device)
+    better = (other > mine) | ((other == mine) & (ids < ids[:, None]))
+    selected = (better.sum(-1) < top_k).to(scores.dtype)
     kept = scores * selected
     return kept / (kept.sum(-1, keepdim=True) + ROUTER_SUM_EPS) * scaling, selected
 

@@ -34,11 +34,14 @@ FUSED = {
 """Element-wise functions that torch.compile turns into single kernels; the matrix products stay as they are."""
 
 
-def fuse() -> None:
-    """Compile the element-wise functions of the training model."""
-    for module, names in FUSED.items():
-        for name in names:
-            setattr(module, name, torch.compile(getattr(module, name), dynamic=False))
+_PLAIN = {module: {name: getattr(module, name) for name in names} for module, names in FUSED.items()}
+
+
+def fuse(on: bool) -> None:
+    """Use the compiled or the plain form of the element-wise functions; compiled ones suit one shape only."""
+    for module, functions in _PLAIN.items():
+        for name, function in functions.items():
+            setattr(module, name, torch.compile(function, dynamic=False) if on else function)
 
 
 def batches(folder: Path, rows: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -111,6 +114,15 @@ class GraphedStep:
         self.graph.replay()
 
 
+def profile_step(step: GraphedStep, tokens: Tensor, weights: Tensor, path: Path) -> None:
+    """Write where the device time of one step goes, by kernel."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        step(tokens, weights)
+        torch.cuda.synchronize()
+    table = profiler.key_averages().table(sort_by="self_device_time_total", row_limit=50, max_name_column_width=90)
+    path.write_text(table, encoding="utf-8")
+
+
 @torch.no_grad()
 def heldout_bits(module: K3Text, path: Path, length: int, precision: Precision) -> dict[str, float]:
     """Bits per byte on each array of `heldout.npz` (byte tokens), in windows of `length` after a begin token."""
@@ -130,21 +142,27 @@ def heldout_bits(module: K3Text, path: Path, length: int, precision: Precision) 
 
 @torch.no_grad()
 def answers(module: K3Text, folder: Path, precision: Precision, rows: int = 25) -> dict[str, dict[str, float]]:
-    """For every `eval-NAME.npy`: the share of items whose answer tokens are all the model's first choice, and of tokens.
+    """For every `eval-NAME.npy`, teacher-forced: how often the answers are the model's own.
 
-    An item counted here is one that greedy decoding would answer word for word.
+    `exact` is the share of items whose answer tokens are all the first choice, so that greedy decoding gives them
+    word for word; `sampled` the mean probability of the whole answer at temperature 1; `tokens` the share of tokens.
     """
     module.eval()
     result = {}
     for path in sorted(folder.glob("eval-*.npy")):
         packed = torch.from_numpy(np.load(path)).long()
-        exact = right = asked = 0.0
+        exact = sampled = right = asked = 0.0
         for chunk in packed.split(rows):
             tokens, answer = (chunk & 511).to(module.embed_tokens.device), (chunk >> 9)[:, 1:] == 8
-            hit = (module(tokens[:, :-1], precision).argmax(-1) == tokens[:, 1:]).cpu()
+            answer = answer.to(tokens.device)
+            logits = module(tokens[:, :-1], precision).float()
+            hit = logits.argmax(-1) == tokens[:, 1:]
+            chance = -F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
             exact += float((hit | ~answer).all(1).sum())
+            sampled += float((chance.view_as(answer) * answer).sum(1).exp().sum())
             right, asked = right + float((hit & answer).sum()), asked + float(answer.sum())
-        result[path.stem[5:]] = {"exact": round(exact / len(packed), 4), "tokens": round(right / asked, 5)}
+        shares = {"exact": exact / len(packed), "sampled": sampled / len(packed), "tokens": right / asked}
+        result[path.stem[5:]] = {name: round(share, 5) for name, share in shares.items()}
     module.train()
     return result
 
@@ -176,8 +194,7 @@ def main() -> None:
     started = time.time()
     torch.manual_seed(arguments.seed)
     torch.set_float32_matmul_precision("high")
-    if not arguments.eager:
-        fuse()
+    fuse(not arguments.eager)
     module = K3Text(K3_MINI)
     if arguments.resume:
         load_state(module, arguments.resume)
@@ -205,6 +222,8 @@ def train(
             step = GraphedStep(module, optimiser, (tokens.shape[0], tokens.shape[1]), precision)
             optimiser.rate.fill_(1e-3)
             step(tokens, weights)
+            if arguments.device == "cuda":
+                profile_step(step, tokens, weights, arguments.out / "profile.txt")
             begun = time.time()
             report(event="ready", rows=tokens.shape[0], length=tokens.shape[1] - 1)
         part = (time.time() - begun) / arguments.seconds
@@ -221,6 +240,7 @@ def train(
     if arguments.speed_only:
         report(event="speed", tokens_per_second=round(count * tokens.numel() / (time.time() - begun)))
         return
+    fuse(False)
     save_state(module, arguments.out)
     report(event="heldout bits", **heldout_bits(module, arguments.data / "heldout.npz", 1024, Precision()))
     for name, precision in {"mxfp4": Precision(), "mxfp4+fp8": Precision(fp8_rows=1.0)}.items():

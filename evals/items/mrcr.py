@@ -30,6 +30,9 @@ TOPICS = (
     "winter summer dreams shadows music silence"
 ).split()
 WORDS_PER_REPLY = 6
+TURN_CHARS = 64
+QUESTION_CHARS = 125
+"""Characters of a request with its reply, a little above the mean, and of the longest final question."""
 
 
 @cache
@@ -69,8 +72,7 @@ def conversation(r: random.Random, n_needles: int, n_chars: int, marked: bool) -
     """A chat of about `n_chars` characters with `n_needles` equal requests at random places."""
     needle = (r.choice(FORMS), r.choice(TOPICS))
     pool = r.sample(words(), len(words()))
-    size = WORDS_PER_REPLY * 5 + 30
-    others = max(2, (n_chars - 120) // size - n_needles)
+    others = max(2, (n_chars - QUESTION_CHARS) // TURN_CHARS - n_needles)
     requests = [needle] * n_needles
     while len(requests) < n_needles + others:
         form = needle[0] if r.random() < 0.25 else r.choice(FORMS)
@@ -102,12 +104,14 @@ def random_prefix(r: random.Random) -> str:
 
 
 def item(split: Split, index: int, n_needles: int, n_chars: int, seed: int = 0, marked: bool = True) -> Item:
-    """Item `index` with `n_needles` needles and at most about `n_chars` characters."""
+    """Item `index` with `n_needles` needles; the row's `n_chars` is at most the given one, mostly close below."""
     if n_needles not in NEEDLES:
         raise ValueError(f"MRCR: n_needles is {n_needles}, allowed are {NEEDLES}")
 
     def make(r: random.Random) -> Item:
         made = conversation(r, n_needles, n_chars, marked)
+        while sum(len(m["content"]) for m in made.messages()) > n_chars - QUESTION_CHARS:
+            made = conversation(r, n_needles, n_chars, marked)
         form, topic = made.needle
         number, prefix = r.randint(1, n_needles), random_prefix(r)
         turn = made.replies(form, topic)[number - 1]

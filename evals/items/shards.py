@@ -163,19 +163,21 @@ def write_held_out(out: Path, length: int, count: int = 200) -> None:
     np.savez(out / "heldout.npz", **arrays)  # type: ignore[arg-type]
     sets = {"aime": [(aime.messages(i.row), i.target) for i in (aime.item("eval", n) for n in range(count))]}
     sets["gpqa"] = [(gpqa.messages(i.row, 0), i.target) for i in (gpqa.item("eval", n) for n in range(count))]
-    for n_chars in (limit for limit in mrcr.BINS if limit <= length):
+    for n_chars in (limit for limit in mrcr.BINS if limit < length):
         for needles in mrcr.NEEDLES if n_chars > 1024 else (2, 4):
             drawn = [mrcr.item("eval", n, needles, n_chars) for n in range(count // 2)]
             sets[f"mrcr-{needles}-{n_chars}"] = [(mrcr.messages(i.row), i.target) for i in drawn]
+    if length > 2048:
+        drawn = [mrcr.item("eval", n, 4, 2048, marked=False) for n in range(count // 2)]
+        sets["mrcr-4-2048-unmarked"] = [(mrcr.messages(i.row), i.target) for i in drawn]
     for size in (n for n in (500, 1000, 2000, 3800) if n + 150 <= length):
         chains = [chain.item("eval", n, size // chain.TOKENS_PER_STEP) for n in range(count // 4)]
         sets[f"chain-{size}"] = [(chain.messages(i.row), i.target) for i in chains]
     for name, pairs in sets.items():
         documents = [document(*pair) for pair in pairs]
-        width = min(length + 1, max(map(len, documents)))
-        padded = np.full((len(documents), width), PAD, dtype=np.int16)
+        padded = np.full((len(documents), max(map(len, documents))), PAD, dtype=np.int16)
         for row, tokens in zip(padded, documents, strict=True):
-            row[: len(tokens)] = tokens[:width]
+            row[: len(tokens)] = tokens
         np.save(out / f"eval-{name}.npy", padded)
 
 
