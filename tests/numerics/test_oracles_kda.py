@@ -159,6 +159,15 @@ class TestStep:
             assert torch.equal(out[name][~mask[name]], case[name][~mask[name]].double())
             assert not torch.equal(out[name][mask[name]], case[name][mask[name]].double())
 
+    def test_pools_that_are_fp64_already_are_copied_and_not_written(self) -> None:
+        case = {**tiny_case(2), "slots": torch.tensor([4, 1])}
+        case |= {name: case[name].double() for name in ("conv_state", "state")}
+        before = {name: case[name].clone() for name in ("conv_state", "state")}
+        out = ORACLES["kda_step"](case)
+        for name, pool in before.items():
+            assert torch.equal(case[name], pool)
+            assert not torch.equal(out[name], pool)
+
     def test_a_batch_of_null_rows_gives_zeros(self) -> None:
         out = ORACLES["kda_step"]({**tiny_case(2), "slots": torch.tensor([0, 0])})
         assert out["y"].shape == (2, H * D)

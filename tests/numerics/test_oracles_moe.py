@@ -127,6 +127,10 @@ class TestRoute:
         assert out["ids"].tolist() == [[3, 1, 4, 0]]
         assert out["ids"].dtype is torch.int64
 
+    def test_an_all_zero_row_takes_the_first_experts_in_order(self) -> None:
+        case = {"logits": torch.zeros(3, 896), "bias": torch.zeros(896), "top_k": 16, "scaling": 1.0}
+        assert ORACLES["route"](case)["ids"].tolist() == [list(range(16))] * 3
+
     def test_it_equals_a_sort_in_plain_python(self) -> None:
         logits, bias = normal(20, 30, std=2.0), normal(30, seed=1, std=0.2)
         out = ORACLES["route"]({"logits": logits, "bias": bias, "top_k": 6, "scaling": 2.5})
