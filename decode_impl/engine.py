@@ -216,7 +216,8 @@ class Engine:
 
     def _advance(self, request: Request, chunk: Chunk, logits: Tensor) -> None:
         request.computed += len(chunk.tokens)
-        if self.prefixes.is_boundary(request.computed):
+        # A state that gave NaN must not be handed to later requests.
+        if self.prefixes.is_boundary(request.computed) and bool(logits.isfinite().all()):
             pages = request.pages[: request.computed // self.runner.latents.page_size]
             state = self.runner.states.snapshot(request.slot)
             self.prefixes.add(request.tokens[: request.computed], pages, state)

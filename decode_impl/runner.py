@@ -64,8 +64,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, chunks: Sequence[Chunk], all_logits: bool = False) -> StepResult:
-        """Run one step over `chunks`. Logits come in the order of the chunks: the last row of each, or all rows."""
+        """Run one step over `chunks`. Logits come in the order of the chunks: the last row of each, or all rows.
+
+        A step without chunks runs nothing and is not counted as a step.
+        """
         decision = self._decide(chunks, all_logits)
+        if not chunks:
+            return StepResult(self.weights.norm.new_zeros(0, self.weights.config.vocab_size).float(), GENERIC)
         path, ops = GENERIC, self.paths.generic
         if decision.specialized:
             path, ops = SPECIALIZED, self.paths.specialized

@@ -41,7 +41,9 @@ def sample(logits: Tensor, params: SamplingParams, position: int) -> int:
         raise SamplingError(f"logits at position {position} hold NaN or infinity")
     if params.temperature == 0:
         return int(logits.argmax())
-    probabilities, order = (logits.double() / params.temperature).softmax(-1).sort(descending=True, stable=True)
+    # Measured from the largest, no temperature, however small, can make logits overflow.
+    scaled = (logits.double() - logits.max()) / params.temperature
+    probabilities, order = scaled.softmax(-1).sort(descending=True, stable=True)
     cumulative = probabilities.cumsum(-1)
     # The token that crosses top_p is kept, so at least one always is.
     kept = probabilities.masked_fill(cumulative - probabilities >= params.top_p, 0.0)
