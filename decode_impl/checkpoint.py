@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decode_impl.config import ConfigError, ModelConfig, read_config
+from numerics.formats import E8M0_NAN
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -194,11 +195,16 @@ def _problems(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[str]:
             problems.append(f"tensor {name} is {given}, {wanted} is needed".replace("torch.", ""))
         elif tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             problems.append(f"tensor {name} holds NaN or infinity")
+        elif name.endswith(".weight_scale") and bool((tensor == E8M0_NAN).any()):
+            problems.append(f"tensor {name} holds NaN (E8M0 code {E8M0_NAN:#x})")
     return sorted(problems)
 
 
 def save_checkpoint(folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Write `config.json` and `model.safetensors`, each atomically, after checking every tensor.
+    """Write `config.json` and `model.safetensors`, after checking every tensor.
+
+    Cut short at any moment, a save leaves the old checkpoint whole. Only where it replaces another configuration is
+    there an instant, between two renames, that leaves a folder without `config.json`; a mix is never left.
 
     Raises:
         CheckpointError: the tensors are not those of `config`.
@@ -210,6 +216,10 @@ def save_checkpoint(folder: Path, config: ModelConfig, tensors: Mapping[str, Ten
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as staging:
         weights, fields = Path(staging) / WEIGHTS_FILE, Path(staging) / CONFIG_FILE
         save_file({k: v.contiguous() for k, v in sorted(tensors.items())}, weights, metadata={"format": "pt"})
-        fields.write_text(json.dumps(config.to_hf(), indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(config.to_hf(), indent=2) + "\n"
+        fields.write_text(text, encoding="utf-8")
+        old = folder / CONFIG_FILE
+        if old.exists() and old.read_text(encoding="utf-8", errors="replace") != text:
+            old.unlink()
         os.replace(weights, folder / WEIGHTS_FILE)
         os.replace(fields, folder / CONFIG_FILE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -236,13 +237,9 @@ _POSITIVE_INTEGERS = (
     "linear_attn_config.short_conv_kernel_size",
 )
 
-_NUMBERS = (
-    "activation_situ_beta",
-    "activation_situ_linear_beta",
-    "routed_scaling_factor",
-    "rms_norm_eps",
-    "linear_attn_config.gate_lower_bound",
-)
+_POSITIVE_NUMBERS = ("activation_situ_beta", "activation_situ_linear_beta", "routed_scaling_factor", "rms_norm_eps")
+
+_NUMBERS = (*_POSITIVE_NUMBERS, "linear_attn_config.gate_lower_bound")
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -272,8 +269,10 @@ def _unsupported_fields(fields: Mapping[str, Any]) -> list[str]:
             problems.append(f"{path} is {value!r}, a positive integer is needed")
     for path in _NUMBERS:
         value = _lookup(fields, path)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            problems.append(f"{path} is {value!r}, a number is needed")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            problems.append(f"{path} is {value!r}, a finite number is needed")
+        elif path in _POSITIVE_NUMBERS and value <= 0:
+            problems.append(f"{path} is {value!r}, a positive number is needed")
     for path in (*_TOKEN_IDS, "first_k_dense_replace"):
         value = _lookup(fields, path)
         if not _is_integer(value) or value < 0:
@@ -285,7 +284,8 @@ def _inconsistent_fields(fields: Mapping[str, Any]) -> list[str]:
     problems = []
     linear, layers = fields["linear_attn_config"], fields["num_hidden_layers"]
     kda, full = linear.get("kda_layers"), linear.get("full_attn_layers")
-    if not isinstance(kda, list) or not isinstance(full, list) or sorted([*kda, *full]) != list(range(1, layers + 1)):
+    listed = [*kda, *full] if isinstance(kda, list) and isinstance(full, list) else []
+    if not all(map(_is_integer, listed)) or sorted(listed) != list(range(1, layers + 1)):
         problems.append(f"kda_layers and full_attn_layers must split the layers 1..{layers} between them")
     if not -5.0 <= linear["gate_lower_bound"] < 0:
         problems.append(f"gate_lower_bound is {linear['gate_lower_bound']}, allowed is -5 <= bound < 0")
@@ -356,16 +356,19 @@ K3_MINI = ModelConfig(
 """The embedded model: K3's architecture at a size that ships inside the package."""
 
 
+_SHARDS = (1, 2, 4, 8, 16, 32)
+
+
 def k3_shard(tp: int) -> ModelConfig:
     """One rank's share of the true sizes at tensor parallelism `tp`, for kernels and benchmarks on one device.
 
     Heads and expert widths are divided; the hidden size, the latent and the experts' number are whole on every rank.
 
     Raises:
-        ConfigError: `tp` does not divide the 96 heads, or an MXFP4 block would be split.
+        ConfigError: `tp` does not divide heads and vocabulary, or an MXFP4 block would be split.
     """
-    if tp < 1 or K3.kda_heads % tp or K3.moe_intermediate_size // tp % 32:
-        raise ConfigError(f"k3_shard: tp is {tp}, allowed are 1, 2, 4, 8, 16 and 32 (96 heads, MXFP4 blocks of 32)")
+    if tp not in _SHARDS:
+        raise ConfigError(f"k3_shard: tp is {tp}, allowed are {_SHARDS} (96 heads, vocabulary, MXFP4 blocks of 32)")
     return replace(
         K3,
         name=f"k3_shard({tp})",
@@ -388,7 +391,7 @@ def preset(name: str) -> ModelConfig:
     """
     if name in ("k3", "k3-mini"):
         return K3 if name == "k3" else K3_MINI
-    if name.startswith("k3_shard(") and name.endswith(")") and name[9:-1].isdigit():
+    if name.startswith("k3_shard(") and name.endswith(")") and name[9:-1].isdecimal():
         return k3_shard(int(name[9:-1]))
     raise ConfigError(f"model preset {name!r} is unknown; allowed are k3, k3-mini and k3_shard(N)")
 

@@ -43,13 +43,14 @@ class MXFP4Weight:
         A rank whose share is narrower than a block keeps the block's scale, so the values stay exact.
 
         Raises:
-            ValueError: the range straddles a block boundary without ending on one.
+            ValueError: the range straddles a block boundary without ending on one, or halves a byte.
         """
         first, last = start // MXFP4_BLOCK, -(-stop // MXFP4_BLOCK)
         aligned = start % MXFP4_BLOCK == 0 and stop % MXFP4_BLOCK == 0
-        if not aligned and last - first != 1:
+        part_of_one = last - first == 1 and start % 2 == 0 and stop % 2 == 0
+        if not aligned and not part_of_one:
             raise ValueError(
-                f"columns {start}..{stop} cut an MXFP4 block of {MXFP4_BLOCK}; use whole blocks or a part of one"
+                f"columns {start}..{stop} cut an MXFP4 block of {MXFP4_BLOCK}; use whole blocks, or whole bytes of one"
             )
         packed = self.packed[:, :, start // 2 : stop // 2]
         missing = (last - first) * MXFP4_BLOCK // 2 - packed.shape[2]
