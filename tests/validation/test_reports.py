@@ -121,6 +121,7 @@ def test_the_page_says_what_matters(folder: RunFolder, record: RunRecord) -> Non
         "FAULT INJECTED ON PURPOSE: toy.column",
         "Why it did not pass",
         "2.00 is allowed",
+        "On toy (model toy, version 1)",
         "decode backend auto latency_specialized",
         "What was not judged",
         "not in this profile",

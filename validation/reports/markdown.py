@@ -40,7 +40,7 @@ def _head(record: RunRecord) -> list[str]:
         f"{wording.meaning(record)}{code}",
         "",
         f"Candidate `{_code(stable.arms['candidate']['decode_backend'])}` against baseline "
-        f"`{_code(stable.arms['baseline']['decode_backend'])}` on {_text(stable.target.name)}, "
+        f"`{_code(stable.arms['baseline']['decode_backend'])}` on {_text(wording.judged(record))}, "
         f"profile {_text(stable.profile.name)}, seed {stable.seed}.",
         "",
     ]

@@ -53,14 +53,15 @@ def svg(plot: PlotDoc, salt: str) -> str:
     """The plot as one `<svg>` element. `salt` sets its ids apart from those of other plots on the page."""
     style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": f"decodegate-{salt}"}
     with mpl.rc_context(style):
-        figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+        height = 3.2 + 0.6 * (_crowded(plot) + (len(plot.series) > 1))
+        figure = Figure(figsize=(6.4, height), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         _draw(axes, plot)
         axes.set_xlabel(_label(plot.x_label))
         axes.set_ylabel(_label(plot.y_label))
         if len(plot.series) > 1:
-            axes.legend(loc="best", fontsize=8)
+            figure.legend(loc="outside upper left", fontsize=8, ncols=3)
         buffer = io.StringIO()
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
@@ -146,11 +147,22 @@ def _histogram(axes: Axes, plot: PlotDoc) -> None:
 
 def _name_places(axes: Axes, plot: PlotDoc) -> None:
     """Label the places 0, 1, 2 ... with the values of x, thinned out when there are too many to read."""
+    labels = _place_labels(plot)
+    if _crowded(plot):
+        axes.set_xticks(list(labels), list(labels.values()), rotation=45, ha="right", rotation_mode="anchor")
+    else:
+        axes.set_xticks(list(labels), list(labels.values()))
+
+
+def _place_labels(plot: PlotDoc) -> dict[int, str]:
     step = math.ceil(len(plot.x) / _MOST_LABELS) or 1
-    places = list(range(0, len(plot.x), step))
-    labels = [shortened(_label(str(plot.x[place])), 20) for place in places]
-    crowded = sum(map(len, labels)) > 70
-    axes.set_xticks(places, labels, rotation=45 if crowded else 0, ha="right" if crowded else "center")
+    return {place: shortened(_label(str(plot.x[place])), 20) for place in range(0, len(plot.x), step)}
+
+
+def _crowded(plot: PlotDoc) -> bool:
+    """Whether the places have names that fit below the axis only at a slant."""
+    named = plot.kind == "bar" or not _all_numbers(plot.x)
+    return named and sum(map(len, _place_labels(plot).values())) > 70
 
 
 def _all_numbers(values: list[Any]) -> bool:

@@ -29,6 +29,7 @@ def show(record: RunRecord, report: Path, console: Console) -> None:
     if warning:
         _say(console, warning, "bold red")
     console.print(_table(record))
+    _say(console, f"  judged: {wording.judged(record)}", "bright_black")
     for gate in wording.against(record):
         for finding in gate.findings[:_MOST_FINDINGS]:
             _say(console, f"  {gate.name}, {finding.component}: {finding.message}")
@@ -63,7 +64,5 @@ def _table(record: RunRecord) -> Table:
 
 
 def _say(console: Console, line: str, style: str = "") -> None:
-    console.print(
-        Text(visible_line(line) if not line.startswith("  ") else "  " + visible_line(line), style=style),
-        soft_wrap=True,
-    )
+    indent = line[: len(line) - len(line.lstrip(" "))]
+    console.print(Text(indent + visible_line(line), style=style), soft_wrap=True)

@@ -23,6 +23,9 @@ MEANINGS = {
     Verdict.SKIPPED: "Nothing was judged.",
 }
 
+_GLANCE = 32
+"""Characters; a digest is longer."""
+
 UNFINISHED = "NOT FINISHED"
 UNFINISHED_MEANING = "This run was stopped or is still going; resume it to get a verdict."
 
@@ -51,6 +54,13 @@ def compared(record: RunRecord) -> list[tuple[str, str, str, bool]]:
         for name, value in candidate.items()
         if name not in ("name", "faults")
     ]
+
+
+def judged(record: RunRecord) -> str:
+    """What decoded: the target, and those parts of its fingerprint that a person can read at a glance."""
+    target = record.stable.target
+    parts = [f"{name} {value}" for name, value in target.fingerprint.items() if len(value) <= _GLANCE]
+    return f"{target.name} ({', '.join(parts)})" if parts else target.name
 
 
 def command(record: RunRecord, gate: str | None = None) -> str:
