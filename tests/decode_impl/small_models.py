@@ -108,8 +108,8 @@ def rounding_noise(config: ModelConfig) -> float:
     """Relative RMS by which two runs may differ whose every BF16 rounding falls independently.
 
     One rounding errs by up to the unit roundoff u of the binade it is in: u/sqrt(3) of the binade in RMS, where values
-    have an RMS of sqrt(7/3) binades, hence u/sqrt(7) of the value. Normalised layers pass errors on with a gain of about
-    1, so R roundings add in quadrature, and two runs differ by sqrt(2) times that.
+    have an RMS of sqrt(7/3) binades, hence u/sqrt(7) of the value. Normalised layers pass errors on with a gain of
+    about 1, so R roundings add in quadrature, and two runs differ by sqrt(2) times that.
     """
     roundings = _ROUNDINGS_PER_LAYER * config.num_hidden_layers + 3
     return math.sqrt(2 * roundings / 7) * BF16.unit_roundoff

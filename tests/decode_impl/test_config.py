@@ -147,7 +147,9 @@ def test_fields_that_contradict_each_other_are_listed_at_once() -> None:
         assert reason in str(refusal.value)
 
 
-@pytest.mark.parametrize("kda_layers", [None, "123567", [1, 2, 3, 5, 6, "7"], [1, 2, 3, 5, 6, 7, 7], [0, 1, 2, 3, 5, 6]])
+@pytest.mark.parametrize(
+    "kda_layers", [None, "123567", [1, 2, 3, 5, 6, "7"], [1, 2, 3, 5, 6, 7, 7], [0, 1, 2, 3, 5, 6]]
+)
 def test_layer_lists_that_do_not_split_the_layers_are_refused(kda_layers: object) -> None:
     with pytest.raises(ConfigError, match=r"must split the layers 1\.\.8 between them$"):
         ModelConfig.from_hf(fields_with(kda_layers=kda_layers), "m")

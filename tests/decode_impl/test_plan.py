@@ -77,7 +77,7 @@ def test_a_row_count_without_a_bin_is_an_error(rows: int) -> None:
 def test_ranks_that_disagree_stop_the_step_and_the_first_one_is_named() -> None:
     agreed, other = Decision(4, None), Decision(None, Fallback.MIXED)
     assert require_agreement([agreed] * 8) == agreed
-    with pytest.raises(RankDisagreement, match="^rank 5 decided .*MIXED.*rank 0 decided"):
+    with pytest.raises(RankDisagreement, match=r"^rank 5 decided .*MIXED.*rank 0 decided"):
         require_agreement([agreed] * 5 + [other] + [agreed, other])
 
 

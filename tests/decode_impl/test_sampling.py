@@ -52,9 +52,7 @@ def test_top_p_keeps_the_token_that_crosses_it_and_no_more(top_p: float, kept: l
 
 def test_the_same_seed_and_position_draw_the_same_token() -> None:
     flat = torch.zeros(320)
-    tokens = [
-        [sample(flat, SamplingParams(temperature=1.0, seed=seed), p) for p in range(20)] for seed in (1, 1, 2)
-    ]
+    tokens = [[sample(flat, SamplingParams(temperature=1.0, seed=seed), p) for p in range(20)] for seed in (1, 1, 2)]
     assert tokens[0] == tokens[1]
     assert tokens[0] != tokens[2]
 
