@@ -1,7 +1,8 @@
 """Gate 2, parity: do the candidate's next-token logits stay as close to the baseline's as the baseline to itself?
 
-The noise floor comes first: the baseline against itself with the same sequences batched otherwise. The candidate passes
-where its KL from the baseline is shown to be at most KL_MULTIPLE floors, by a bootstrap over sequences.
+The noise floor comes first: the baseline against itself, with the same sequences batched otherwise and, where the
+target has ranks, with another number of them. The candidate passes where its typical KL from the baseline is shown to be
+at most TYPICAL_MULTIPLE floors, by a bootstrap over sequences.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import replace
 
 from validation.gates.base import Context, GateResult, Json, Unit
 from validation.gates.parity_judge import judge_cell
-from validation.gates.parity_measure import measure_parity, windows
+from validation.gates.parity_measure import Arms, measure_parity, other_ranks, windows
 from validation.gates.parity_report import cell_table, flip_plot, flip_table, position_plot, ratio_plot, summary
 from validation.gates.settings import cells, integers, positive_integer, problems
-from validation.targets.base import Capability
+from validation.targets.base import Arm, ArmConfig, Capability
 from validation.verdict import Verdict
 
 
@@ -60,22 +61,22 @@ class ParityGate:
         prompt, decode = context.settings["prompt_length"], context.settings["decode_length"]
         count = -(-max(batch, context.settings["min_sequences"]) // batch) * batch
         sequences = windows(context.target, count, prompt + decode, _seed(context.seed, unit.id))
-        cell = {
-            "kv_cache_dtype": kv,
-            "tensor_parallel": ranks,
-            "max_context": prompt + decode,
-            # The baseline decodes a group twice at once, in both compositions.
-            "max_batch": max(2 * batch, 4),
-        }
-        arms = [
-            context.target.open(replace(arm, **{**cell, "max_batch": size}))
-            for arm, size in ((context.baseline, cell["max_batch"]), (context.candidate, batch))
-        ]
-        measured = measure_parity(arms[0], arms[1], sequences, batch, prompt)
-        return {"kv": kv, "tp": ranks, "batch": batch, "prompt": prompt, **measured}
+        cell = {"kv_cache_dtype": kv, "max_context": prompt + decode, "max_batch": max(batch, 2)}
+        floor_ranks = other_ranks(ranks) if Capability.RANKS in context.target.capabilities else ranks
+
+        def arm(config: ArmConfig, tensor_parallel: int) -> Arm:
+            return context.target.open(replace(config, tensor_parallel=tensor_parallel, **cell))
+
+        arms = Arms(
+            baseline=arm(context.baseline, ranks),
+            candidate=arm(context.candidate, ranks),
+            floor=arm(context.baseline, floor_ranks),
+        )
+        measured = measure_parity(arms, sequences, batch, prompt)
+        return {"kv": kv, "tp": ranks, "batch": batch, "prompt": prompt, "floor_tp": floor_ranks, **measured}
 
     def judge(self, results: Mapping[str, dict[str, Json]], context: Context) -> GateResult:
-        """Equivalence of every cell and of all together, caches within their multiple, the candidate's path run."""
+        """Every cell equivalent, its caches within their multiple, and the candidate's own path run."""
         judged = {
             unit: judge_cell(unit, result, _seed(context.seed, unit), len(results)) for unit, result in results.items()
         }

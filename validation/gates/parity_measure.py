@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from torch import Tensor
 from evals.text import load
 from numerics.logits import LogitStats, LogitSummary
 from validation.targets.base import Arm, ForcedDecode, Target
+
+KL_RESOLUTION = 1e-8
+"""Nats added to a token's KL before its logarithm: logits are BF16, and one ULP on one of them moves KL by more."""
 
 STATE_KINDS = ("state", "conv", "latent")
 """Caches that are compared after the last token: recurrent state, convolution window, latent rows."""
@@ -46,57 +49,62 @@ def other_composition(batch: int) -> list[list[int]]:
     return [list(range(batch // 2)), list(range(batch // 2, batch))]
 
 
+def other_ranks(ranks: int) -> int:
+    """Another tensor parallelism: each all-reduce then rounds other partial sums."""
+    return ranks // 2 if ranks > 1 else 2
+
+
+@dataclass(frozen=True)
+class Arms:
+    """The arms of one cell. `floor` is a baseline too, with other rank counts where the target has ranks."""
+
+    baseline: Arm
+    candidate: Arm
+    floor: Arm
+
+
 @dataclass
-class _Pooled:
-    """Squared difference and squared size of a cache, summed over layers and sequences."""
+class _Seen:
+    """What was seen of one arm's distance from the baseline: logits, and the caches of each finished sequence."""
 
-    difference: float = 0.0
-    size: float = 0.0
+    logits: LogitStats = field(default_factory=LogitStats)
+    caches: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in STATE_KINDS})
 
-    def add(self, reference: Tensor, other: Tensor) -> None:
-        self.difference += float((other.double() - reference.double()).square().sum())
-        self.size += float(reference.double().square().sum())
-
-    @property
-    def relative(self) -> float:
-        return math.sqrt(self.difference / self.size) if self.size else math.inf
+    def add_caches(self, reference: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+        for kind in STATE_KINDS:
+            names = [name for name in reference if name.endswith(f".{kind}")]
+            self.caches[kind].append(_relative_rms([(reference[name], other[name]) for name in names]))
 
 
-def measure_parity(
-    baseline: Arm, candidate: Arm, sequences: Sequence[Sequence[int]], batch: int, prompt_length: int
-) -> dict[str, Any]:
-    """Decode all sequences in groups of `batch`, both arms and the floor side by side; plain JSON statistics.
+def measure_parity(arms: Arms, sequences: Sequence[Sequence[int]], batch: int, prompt_length: int) -> dict[str, Any]:
+    """Decode all sequences in groups of `batch`, baseline, candidate and floor side by side; plain JSON statistics.
 
     No logits are kept: each step's are reduced to a few figures per token at once.
     """
-    stats = {"candidate": LogitStats(), "floor": LogitStats()}
-    caches = {arm: {kind: _Pooled() for kind in STATE_KINDS} for arm in stats}
-    before = candidate.counters()
+    seen = {"candidate": _Seen(), "floor": _Seen()}
+    before = arms.candidate.counters()
     for first in range(0, len(sequences), batch):
         group = sequences[first : first + batch]
         # A single sequence needs company for its other composition; the one before it (cyclically) will do.
         company = [*group, sequences[first - 1]] if batch == 1 else group
-        _compare_group(baseline, candidate, group, company, prompt_length, stats, caches)
+        _compare_group(arms, group, company, prompt_length, seen)
     steps = len(sequences[0]) - prompt_length
-    after = candidate.counters()
+    after = arms.candidate.counters()
     return {
         "tokens": len(sequences) * steps,
         "sequences": len(sequences),
         "paths": _difference(after.steps, before.steps),
         "fallbacks": _difference(after.fallbacks, before.fallbacks),
-        "caches": {arm: {kind: pooled.relative for kind, pooled in kinds.items()} for arm, kinds in caches.items()},
-        **{arm: _figures(stat, batch, steps) for arm, stat in stats.items()},
+        **{arm: _figures(one, batch, steps) for arm, one in seen.items()},
     }
 
 
 def _compare_group(
-    baseline: Arm,
-    candidate: Arm,
+    arms: Arms,
     group: Sequence[Sequence[int]],
     company: Sequence[Sequence[int]],
     prompt_length: int,
-    stats: Mapping[str, LogitStats],
-    caches: Mapping[str, Mapping[str, _Pooled]],
+    seen: Mapping[str, _Seen],
 ) -> None:
     batch = len(group)
     with ExitStack() as open_decodes:
@@ -106,45 +114,47 @@ def _compare_group(
             open_decodes.callback(decode.close)
             return decode
 
-        reference, judged = start(baseline, group), start(candidate, group)
+        reference, judged = start(arms.baseline, group), start(arms.candidate, group)
         parts = other_composition(batch)
-        floors = [start(baseline, [company[i] for i in part]) for part in parts]
+        floors = [start(arms.floor, [company[i] for i in part]) for part in parts]
         for steps in zip(_logits(reference), _logits(judged), *map(_logits, floors), strict=True):
-            exact, other = steps[:2]
-            stats["candidate"].add(exact, other)
-            stats["floor"].add(exact, torch.cat(steps[2:])[:batch])
+            seen["candidate"].logits.add(steps[0], steps[1])
+            seen["floor"].logits.add(steps[0], torch.cat(steps[2:])[:batch])
         place = {
-            member: (decode, i) for part, decode in zip(parts, floors, strict=True) for i, member in enumerate(part)
+            member: (decode, index)
+            for part, decode in zip(parts, floors, strict=True)
+            for index, member in enumerate(part)
         }
         for sequence in range(batch):
-            decode, index = place[sequence]
-            _compare_caches(reference.state(sequence), judged.state(sequence), caches["candidate"])
-            _compare_caches(reference.state(sequence), decode.state(index), caches["floor"])
+            exact, (decode, index) = reference.state(sequence), place[sequence]
+            seen["candidate"].add_caches(exact, judged.state(sequence))
+            seen["floor"].add_caches(exact, decode.state(index))
 
 
 def _logits(decode: ForcedDecode) -> Iterator[Tensor]:
     return (step.logits for step in decode)
 
 
-def _compare_caches(
-    reference: Mapping[str, Tensor], other: Mapping[str, Tensor], pooled: Mapping[str, _Pooled]
-) -> None:
-    for name, tensor in reference.items():
-        pooled[name.rsplit(".", 1)[1]].add(tensor, other[name])
+def _relative_rms(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """RMS of the difference over RMS of the reference, all layers together."""
+    difference = sum(float((other.double() - exact.double()).square().sum()) for exact, other in pairs)
+    size = sum(float(exact.double().square().sum()) for exact, _ in pairs)
+    return math.sqrt(difference / size) if size else math.inf
 
 
 def _difference(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
     return {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
 
 
-def _figures(stats: LogitStats, batch: int, steps: int) -> dict[str, Any]:
-    """Summary, and KL by sequence and by position. Tokens were added group by group, step by step, row by row."""
-    summary = stats.summary()
-    kl = stats.per_token()["kl"].view(-1, steps, batch)
+def _figures(seen: _Seen, batch: int, steps: int) -> dict[str, Any]:
+    """Summary, KL by sequence and by position, caches. Tokens were added group by group, step by step, row by row."""
+    kl = seen.logits.per_token()["kl"].view(-1, steps, batch)
     return {
         "kl_by_sequence": kl.mean(1).flatten().tolist(),
+        "log_kl_by_sequence": (kl + KL_RESOLUTION).log().mean(1).flatten().tolist(),
         "kl_by_position": kl.mean((0, 2)).tolist(),
-        "summary": _summary(summary),
+        "caches": seen.caches,
+        "summary": _summary(seen.logits.summary()),
     }
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from validation.gates.base import Plot, Table
-from validation.gates.parity_judge import AMPLITUDE_MULTIPLE, KL_MULTIPLE, CellJudgement
+from validation.gates.parity_judge import CACHE_MULTIPLE, TYPICAL_MULTIPLE, CellJudgement
 
 _POSITION_BUCKETS = 8
 
@@ -19,7 +19,7 @@ def summary(results: Results, judged: Mapping[str, CellJudgement], undecided: Se
     worst = max(judged, key=lambda unit: judged[unit].ratio, default="")
     seen = f"{tokens} tokens in {len(results)} cells"
     if worst:
-        seen += f"; largest mean KL {judged[worst].ratio:.3g} floors ({worst}), allowed {KL_MULTIPLE:.3g}"
+        seen += f"; largest typical KL {judged[worst].ratio:.3g} floors ({worst}), allowed {TYPICAL_MULTIPLE:.3g}"
     failed = [unit for unit, cell in judged.items() if cell.findings]
     if failed:
         return f"{seen}; beyond allowance: {', '.join(failed)}"
@@ -34,14 +34,14 @@ def cell_table(results: Results, judged: Mapping[str, CellJudgement]) -> Table:
     for unit, result in results.items():
         cell, figures = judged[unit], result["candidate"]["summary"]
         flips = sum(b["flips"] for b in figures["flips"])
-        caches = " / ".join(f"{cell.caches[kind]:.2f}" for kind in cell.caches)
+        caches = " / ".join(f"{ratio.mean:.2f}" for ratio in cell.caches.values())
         rows.append(
             [
                 unit,
                 result["tokens"],
                 f"{cell.kl:.2e}",
                 f"{cell.floor:.2e}",
-                f"{cell.ratio:.2f}",
+                _bounded(cell),
                 f"{figures['kl']['p99']:.1e} / {figures['kl']['p999']:.1e} / {figures['kl']['max']:.1e}",
                 f"{figures['reverse_kl']['mean']:.2e}",
                 f"{figures['logit_rms']['mean']:.3g}",
@@ -55,7 +55,7 @@ def cell_table(results: Results, judged: Mapping[str, CellJudgement]) -> Table:
         "tokens",
         "mean KL",
         "floor",
-        "KL / floor",
+        "typical KL in floors (upper bound)",
         "KL p99 / p99.9 / max",
         "reverse KL",
         "RMS logit difference",
@@ -65,10 +65,15 @@ def cell_table(results: Results, judged: Mapping[str, CellJudgement]) -> Table:
     ]
     caption = (
         "KL(baseline || candidate) in nats a token, teacher-forced decode of held-out text. Floor: the baseline "
-        f"against itself, batched otherwise. Allowed: KL {KL_MULTIPLE:.3g} floors, caches {AMPLITUDE_MULTIPLE:.3g} "
-        "floors (relative RMS)."
+        "against itself, batched otherwise and with another number of ranks. Typical: geometric mean over tokens, "
+        f"paired by sequence. Allowed: typical KL {TYPICAL_MULTIPLE:.3g} floors, caches {CACHE_MULTIPLE:.3g} floors "
+        "(relative RMS)."
     )
     return Table("Parity by cache format, tensor parallelism and batch size", header, rows, caption)
+
+
+def _bounded(cell: CellJudgement) -> str:
+    return f"{cell.typical.mean:.2f} ({cell.typical.upper:.2f})" if cell.typical else "not compared"
 
 
 def flip_table(results: Results) -> Table:
@@ -132,10 +137,11 @@ def position_plot(results: Results) -> Plot:
 
 
 def ratio_plot(judged: Mapping[str, CellJudgement]) -> Plot:
-    """Mean KL of every cell in floors, with the allowance."""
+    """Typical KL of every cell in floors, with the allowance."""
     series: dict[str, list[float | None]] = {
-        "KL / floor": [cell.ratio for cell in judged.values()],
-        "allowed": [KL_MULTIPLE] * len(judged),
+        "typical KL": [cell.typical.mean if cell.typical else None for cell in judged.values()],
+        "upper bound": [cell.typical.upper if cell.typical else None for cell in judged.values()],
+        "allowed": [TYPICAL_MULTIPLE] * len(judged),
     }
-    caption = "Floor: the baseline against itself under another batch composition."
-    return Plot("Mean KL in noise floors", "bar", list(judged), series, "cell", "floors", caption)
+    caption = "Floor: the baseline against itself, batched otherwise and with another number of ranks."
+    return Plot("Typical KL in noise floors", "bar", list(judged), series, "cell", "floors", caption)
