@@ -243,7 +243,8 @@ def train(
     fuse(False)
     save_state(module, arguments.out)
     report(event="heldout bits", **heldout_bits(module, arguments.data / "heldout.npz", 1024, Precision()))
-    for name, precision in {"mxfp4": Precision(), "mxfp4+fp8": Precision(fp8_rows=1.0)}.items():
+    forms = {"bf16": Precision(mxfp4_experts=False), "mxfp4": Precision(), "mxfp4+fp8": Precision(fp8_rows=1.0)}
+    for name, precision in forms.items():
         report(event=name, steps=count, **answers(module, arguments.data, precision))
     report(event="calibration", **calibrate(module, tokens[:8, :-1]))
     save_state(module, arguments.out)

@@ -112,9 +112,18 @@ def item(split: Split, index: int, seed: int = 0) -> Item:
     return Item({**made.row, "id": str(index)}, made.target)
 
 
-def messages(row: dict[str, str]) -> list[Message]:
+PROMPTS = (
+    "{problem}\nPut the final answer in \\boxed{{}}.",
+    "Question: {problem}\nAnswer:",
+    "Work in steps and box the integer at the end.\n\n{problem}",
+    "{problem}",
+)
+"""Ways to ask; the first is the usual one, the others keep the model from depending on its wording."""
+
+
+def messages(row: dict[str, str], style: int = 0) -> list[Message]:
     """The chat that asks a row's problem."""
-    return [{"role": "user", "content": f"{row['problem']}\nPut the final answer in \\boxed{{}}."}]
+    return [{"role": "user", "content": PROMPTS[style].format(problem=row["problem"])}]
 
 
 def extract(response: str) -> int | None:

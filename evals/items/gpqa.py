@@ -189,11 +189,22 @@ def choices(row: dict[str, Any], repeat: int) -> tuple[list[str], str]:
     return [answers[i] for i in order], LETTERS[order.index(0)]
 
 
-def messages(row: dict[str, Any], repeat: int) -> list[Message]:
+PROMPTS = (
+    "{question}\n{options}",
+    "Question: {question}\nChoices:\n{options}",
+    "Choose one answer and end with its letter.\n\n{question}\n\n{options}",
+    "{question}\nOptions:\n{options}\nShow the working first.",
+)
+OPTIONS = ("({letter}) {answer}", "({letter}) {answer}", "{letter}) {answer}", "{letter}. {answer}")
+"""Ways to ask and to list; the first is the usual one, the others keep the model from depending on its wording."""
+
+
+def messages(row: dict[str, Any], repeat: int, style: int = 0) -> list[Message]:
     """The chat that asks a row with the choices of `repeat`."""
-    options, _ = choices(row, repeat)
-    listed = "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=True))
-    return [{"role": "user", "content": f"{row['Question']}\n{listed}"}]
+    answers, _ = choices(row, repeat)
+    listed = (OPTIONS[style].format(letter=l, answer=a) for l, a in zip(LETTERS, answers, strict=True))
+    content = PROMPTS[style].format(question=row["Question"], options="\n".join(listed))
+    return [{"role": "user", "content": content}]
 
 
 def target(row: dict[str, Any], repeat: int) -> str:
