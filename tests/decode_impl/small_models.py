@@ -45,7 +45,7 @@ SMALL = replace(
 """Every token takes every expert: with random weights experts are nearly tied, and a choice among them would turn a
 rounding into another answer. Selection is left to `SPARSE`, for bit-exact promises only."""
 
-SPARSE = replace(SMALL, name="sparse", num_experts=8, experts_per_token=2)
+SPARSE = replace(SMALL, name="sparse", num_experts=16, experts_per_token=2)
 """As `SMALL`, with experts to choose from."""
 
 _ROUNDINGS_PER_LAYER = 24

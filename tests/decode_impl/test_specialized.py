@@ -122,7 +122,7 @@ def test_kv_splits_cover_the_context_and_are_a_function_of_bin_and_limit() -> No
             assert (pages - 1) * most[batch_bin(rows)] < max_pages <= pages * most[batch_bin(rows)]
 
 
-def attention_case(rows: int, lengths: list[int], page: int = 16, max_pages: int = 8) -> dict[str, object]:
+def attention_case(rows: int, lengths: list[int], page: int = 16, max_pages: int = 40) -> dict[str, object]:
     generator = torch.Generator().manual_seed(1)
     return {
         "q": torch.randn(rows, 2, 48, generator=generator).bfloat16(),
@@ -137,9 +137,10 @@ def attention_case(rows: int, lengths: list[int], page: int = 16, max_pages: int
 
 
 def test_attention_of_a_row_does_not_depend_on_how_long_its_mates_are() -> None:
-    short = OPS["mla_attend"](**attention_case(4, [17, 1, 5, 16]))
-    for mate in (0, 16, 17, 33, 128):
-        assert torch.equal(OPS["mla_attend"](**attention_case(4, [17, 1, 5, mate]))[:3], short[:3])
+    # A split is ceil(40 / 16) = 3 pages = 48 keys: the first row has three of them, with whatever mate.
+    short = OPS["mla_attend"](**attention_case(4, [129, 1, 48, 16]))
+    for mate in (0, 16, 49, 130, 640):
+        assert torch.equal(OPS["mla_attend"](**attention_case(4, [129, 1, 48, mate]))[:3], short[:3])
 
 
 def test_a_row_without_keys_is_zero_and_does_not_read_its_page() -> None:
