@@ -58,8 +58,12 @@ def forward(weights: ModelWeights, ops: OpTable, batch: Batch, latents: LatentCa
         num_blocks=config.residual_blocks,
         **_residual_arguments(config, weights.final_residual),
     )
-    hidden = ops["rms_norm"](x=hidden[batch.logit_rows], weight=weights.norm, eps=config.rms_norm_eps)
-    return torch.cat([ops["projection"](x=hidden, weight=part) for part in weights.lm_head], dim=-1).float()
+    # Pure decode projects its padding too: a matrix product over fewer rows than the bin may give a row other bits.
+    pure_decode = not batch.sequences
+    hidden = hidden if pure_decode else hidden[batch.logit_rows]
+    hidden = ops["rms_norm"](x=hidden, weight=weights.norm, eps=config.rms_norm_eps)
+    logits = torch.cat([ops["projection"](x=hidden, weight=part) for part in weights.lm_head], dim=-1).float()
+    return logits[batch.logit_rows] if pure_decode else logits
 
 
 def _residual_arguments(config: ModelConfig, weights: ResidualWeights) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decode_impl.config import ModelConfig
 from decode_impl.generic import OPS as GENERIC_OPS
-from decode_impl.runner import SPECIALIZED
+from decode_impl.runner import SPECIALIZED, Paths
 from decode_impl.specialized.contract import BATCH_BINS, batch_bin, split_k, split_pages
 from decode_impl.specialized.emulation import OPS
 from decode_impl.specialized.emulation.attn_res import _joined_parts
@@ -75,6 +75,20 @@ def test_a_requests_bits_depend_on_its_bin_and_not_on_order_mates_or_padding(
         fewest = bin_rows // 2 + 1  # any fewer rows would be padded to a smaller bin
         order = draw.sample(range(bin_rows), draw.randint(fewest, bin_rows))
         assert_same_bits(decoding.step(order), wanted)
+
+
+def test_every_matrix_product_of_a_padded_step_has_the_rows_of_its_bin() -> None:
+    """The cause of the promise above, whatever this machine's library does with three rows instead of four."""
+    rows = []
+
+    def projection(*, x: Tensor, weight: Tensor) -> Tensor:
+        rows.append(x.shape[0])
+        return OPS["projection"](x=x, weight=weight)
+
+    decoding = Decoding(SPARSE, 3)
+    decoding.runner.paths = Paths(decoding.runner.paths.generic, {**OPS, "projection": projection})
+    decoding.step([2, 0, 1])
+    assert set(rows) == {4}
 
 
 def test_another_bin_may_give_other_bits() -> None:
