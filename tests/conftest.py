@@ -1,4 +1,4 @@
-"""Every test process computes on one thread: xdist runs one process a core, and more threads only wait for each other."""
+"""Every test process computes on one thread: xdist runs one process a core, more threads only wait for each other."""
 
 import os
 

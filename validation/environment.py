@@ -11,7 +11,7 @@ import torch
 
 from validation.record import Environment
 
-_MOST_THREADS = 2
+_MOST_WORKERS = 4
 
 
 def cpu_count() -> int:
@@ -20,10 +20,18 @@ def cpu_count() -> int:
 
 
 def set_threads(threads: int | None) -> int:
-    """Fix the number of torch threads, which the order of sums depends on; by default two, or one on one core."""
-    count = threads if threads is not None else min(cpu_count(), _MOST_THREADS)
+    """Fix the number of torch threads of a process, which the order of sums depends on; by default one.
+
+    The ops of a small model are too short to share out: cores are used by measuring units in several processes.
+    """
+    count = threads if threads is not None else 1
     torch.set_num_threads(count)
     return count
+
+
+def default_workers() -> int:
+    """Processes that measure: one a core, at most four (each takes several hundred MB)."""
+    return min(cpu_count(), _MOST_WORKERS)
 
 
 def environment() -> Environment:

@@ -43,6 +43,6 @@ def test_the_environment_is_that_of_this_process() -> None:
         assert here.python == platform.python_version()
         assert here.torch == torch.__version__
         assert here.cpu_count >= 1
-        assert set_threads(None) == min(here.cpu_count, 2)
+        assert set_threads(None) == 1
     finally:
         torch.set_num_threads(before)

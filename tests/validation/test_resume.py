@@ -34,6 +34,7 @@ def child(decodegate: CommandLine, **variables: str) -> int:
     """Run the driver in a process of its own; its return code comes back."""
     driver = Path(__file__).with_name("toy_driver.py")
     command = [sys.executable, str(driver), "run", "--profile", decodegate.profile, "--out", str(decodegate.runs)]
+    command += ["--workers", "1"]
     return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, timeout=60).returncode
 
 

@@ -41,8 +41,8 @@ class CommandLine:
         return code
 
     def run(self, *arguments: str) -> int:
-        """`decodegate run` with the profile file and the folder of runs."""
-        return self("run", "--profile", self.profile, "--out", str(self.runs), *arguments)
+        """`decodegate run` with the profile file and the folder of runs, in this process alone."""
+        return self("run", "--profile", self.profile, "--out", str(self.runs), "--workers", "1", *arguments)
 
     @property
     def runs(self) -> Path:

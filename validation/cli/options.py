@@ -73,7 +73,17 @@ ThreadsOption = Annotated[
         "--threads",
         min=1,
         metavar="N",
-        help="Torch threads; bits may depend on it. Default: 2, or 1 on one core.",
+        help="Torch threads of each process; bits may depend on it. Default: 1.",
+        rich_help_panel=_HOW,
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        metavar="N",
+        help="Processes that measure; results do not depend on it. Default: one a core, at most 4.",
         rich_help_panel=_HOW,
     ),
 ]

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from validation.environment import set_threads
+from validation.environment import default_workers, set_threads
 from validation.errors import UsageError
 from validation.faults.base import Fault
 from validation.gates.base import Gate
 from validation.gates.registry import load_gate
 from validation.loading import load_faults
+from validation.processes import LocalProcesses
 from validation.profile import DEFAULT_PROFILE, ModelSection, Profile, load_profile, profile_from
 from validation.progress import Lines, Live, Progress
 from validation.record import RunRecord
@@ -35,6 +36,7 @@ class RunOptions:
     faults: tuple[str, ...]
     seed: int | None
     threads: int | None
+    workers: int | None
     resume: str | None
     keep_going: bool
     out: Path
@@ -58,7 +60,14 @@ def judge(options: RunOptions) -> int:
     target = load_target(request.profile.target.kind, request.profile.model.folder())
     console = Console()
     with _progress(console) as progress:
-        folder, record = run(request, target, options.out, resume=options.resume, progress=progress)
+        folder, record = run(
+            request,
+            target,
+            options.out,
+            resume=options.resume,
+            progress=progress,
+            executor=LocalProcesses(options.workers or default_workers()),
+        )
     page = write_reports(folder, record)
     terminal.show(record, page, console)
     if options.github:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Ops = Mapping[str, Callable[..., object]]
 """One path's table of ops, by the names of docs/ops.md (see decode_impl/ops.py for the calling conventions)."""
@@ -23,3 +24,13 @@ class Fault:
     sources: tuple[str, ...]
     paths: tuple[str, ...]
     mutate: Callable[[Ops], Ops]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A fault of the catalogue pickles as its id: what it mutates with is code."""
+        return _from_catalogue, (self.id,)
+
+
+def _from_catalogue(fault_id: str) -> Fault:
+    from validation.faults.catalogue import FAULTS  # the catalogue imports this module
+
+    return FAULTS[fault_id]

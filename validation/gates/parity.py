@@ -1,8 +1,8 @@
 """Gate 2, parity: do the candidate's next-token logits stay as close to the baseline's as the baseline to itself?
 
 The noise floor comes first: the baseline against itself, with the same sequences batched otherwise and, where the
-target has ranks, with another number of them. The candidate passes where its typical KL from the baseline is shown to be
-at most TYPICAL_MULTIPLE floors, by a bootstrap over sequences.
+target has ranks, with another number of them. The candidate passes where its typical KL from the baseline is shown to
+be at most TYPICAL_MULTIPLE floors, by a bootstrap over sequences.
 """
 
 from __future__ import annotations

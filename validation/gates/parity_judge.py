@@ -25,7 +25,7 @@ CACHE_MULTIPLE = math.sqrt(TYPICAL_MULTIPLE)
 
 TAIL_MULTIPLE = 4 * TYPICAL_MULTIPLE
 """Allowed mean KL in floors. Single tokens on which a near-tied expert changes sides rule a mean over few sequences:
-valid roundings of the baseline were seen up to 2 floors apart in mean where their typical KL agreed within a quarter."""
+valid roundings of the baseline were seen 2 floors apart in mean where their typical KL agreed within a quarter."""
 
 ALPHA = 0.05
 """One-sided error rate of the tests, shared out over the cells (Bonferroni)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -38,10 +39,16 @@ class BuiltinTarget:
         }
     )
 
-    def __init__(self, checkpoint: Checkpoint, tokenizer_file: Path | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, folder: Path | None) -> None:
         self._checkpoint = checkpoint
-        self._tokenizer_file = tokenizer_file
+        self._folder = folder
         self._sharded: dict[int, ModelWeights] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A loaded target pickles as the way to load it, one made in memory as its checkpoint."""
+        if self._folder is None:
+            return BuiltinTarget, (self._checkpoint, None)
+        return BuiltinTarget.load, (self._folder,)
 
     @classmethod
     def load(cls, model_path: Path | None) -> BuiltinTarget:
@@ -57,7 +64,7 @@ class BuiltinTarget:
             checkpoint = load_checkpoint(folder)
         except CheckpointError as error:
             raise TargetError(str(error)) from None
-        return cls(checkpoint, folder / "tokenizer.json")
+        return cls(checkpoint, folder)
 
     def fingerprint(self) -> dict[str, str]:
         """Model, digest of its files, what runs the specialised path, and the library that computes."""
@@ -79,7 +86,7 @@ class BuiltinTarget:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        file = self._tokenizer_file
+        file = self._folder / "tokenizer.json" if self._folder else None
         if file is None or not file.is_file():
             raise TargetError(f"model {self._checkpoint.config.name}: no tokenizer.json beside config.json")
         try:

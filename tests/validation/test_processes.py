@@ -1,0 +1,80 @@
+"""Local processes measure what one process measures; a worker that dies loses its unit and never hides it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import decodegate_toy as toy
+import pytest
+
+from validation.executor import Failed, InProcess, Measured
+from validation.faults.catalogue import FAULTS
+from validation.gates.base import Context, Unit
+from validation.processes import LocalProcesses
+from validation.targets.base import ArmConfig
+
+UNITS = [Unit(f"rows-{n}", {"rows": n}) for n in (1, 2, 4, 8)]
+
+
+def context(faults: tuple[Any, ...] = ()) -> Context:
+    candidate = ArmConfig("candidate", decode_backend="latency_specialized", faults=faults)
+    return Context(toy.ToyTarget(), ArmConfig("baseline"), candidate, seed=3, settings={"rows": [1, 2, 4, 8]})
+
+
+class Fragile(toy.ErrorGate):
+    """Dies in the unit with four rows."""
+
+    def measure(self, unit: Unit, context: Context) -> dict[str, Any]:
+        if unit.params["rows"] == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"pid": os.getpid(), "faults": [fault.id for fault in context.candidate.faults]}
+
+
+def test_two_processes_measure_what_one_measures() -> None:
+    def results(executor: Any) -> dict[str, Any]:
+        outcomes = list(executor.measure(toy.ErrorGate(), UNITS, context()))
+        assert all(isinstance(outcome, Measured) for outcome in outcomes)
+        return {outcome.unit.id: (outcome.result, outcome.arms) for outcome in outcomes}
+
+    assert results(LocalProcesses(2)) == results(InProcess())
+
+
+def test_a_worker_that_dies_fails_its_unit_and_the_others_are_measured() -> None:
+    outcomes = list(LocalProcesses(2).measure(Fragile(), UNITS, context()))
+    failed = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
+    assert [outcome.unit.id for outcome in failed] == ["rows-4"]
+    assert failed[0].error == "the worker process ended with exit code -9"
+    measured = {outcome.unit.id for outcome in outcomes if isinstance(outcome, Measured)}
+    assert measured == {"rows-1", "rows-2", "rows-8"}
+
+
+def test_units_left_without_any_worker_are_failures_too() -> None:
+    class_units = [Unit(f"again-{i}", {"rows": 4}) for i in range(4)]
+    outcomes = list(LocalProcesses(2).measure(Fragile(), class_units, context()))
+    assert all(isinstance(outcome, Failed) for outcome in outcomes)
+    assert {outcome.unit.id for outcome in outcomes} == {unit.id for unit in class_units}
+
+
+def test_a_catalogue_fault_reaches_the_workers() -> None:
+    chosen = tuple(FAULTS.values())[:2]
+    outcomes = LocalProcesses(2).measure(Fragile(), UNITS[:2], context(chosen))
+    seen = [outcome.result["faults"] for outcome in outcomes if isinstance(outcome, Measured)]
+    assert seen == [[fault.id for fault in chosen]] * 2
+
+
+def test_no_worker_outlives_a_caller_that_stops_asking() -> None:
+    outcomes = LocalProcesses(2).measure(Fragile(), UNITS[:2] * 2, context())
+    first = next(outcomes)
+    assert isinstance(first, Measured)
+    outcomes.close()  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.kill(first.result["pid"], 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("a worker still runs")

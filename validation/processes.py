@@ -1,0 +1,108 @@
+"""An executor of local processes: each measures one unit at a time, on as many threads as the parent uses."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import cast
+
+import torch
+
+from validation.executor import Failed, InProcess, Outcome, measure_unit
+from validation.gates.base import Context, Gate, Unit
+
+
+class LocalProcesses:
+    """Measures units in `workers` processes started anew for each gate.
+
+    Gate, target and context travel by pickle once per worker; a target is expected to pickle as the way to load it.
+    A worker that dies makes its unit an outcome that failed, and the rest goes on. Workers end with the caller, also
+    when that is killed: they see their pipe close.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def measure(self, gate: Gate, units: Sequence[Unit], context: Context) -> Iterator[Outcome]:
+        """Outcomes as they come. Plans tend to put the costly units last; they are started first."""
+        count = min(self._workers, len(units))
+        if count < 2:
+            yield from InProcess().measure(gate, units, context)
+            return
+        waiting = list(units)
+        workers = [_Worker(gate, context) for _ in range(count)]
+        try:
+            busy: dict[Connection, _Worker] = {}
+            for worker in workers:
+                worker.start(waiting.pop())
+                busy[worker.pipe] = worker
+            while busy:
+                for pipe in wait(list(busy)):
+                    worker = busy.pop(cast(Connection, pipe))
+                    outcome, alive = worker.result()
+                    yield outcome
+                    if waiting and alive:
+                        worker.start(waiting.pop())
+                        busy[worker.pipe] = worker
+            yield from (_lost(unit, "no worker is left to measure it") for unit in waiting)
+        finally:
+            for worker in workers:
+                worker.end()
+
+
+class _Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self, gate: Gate, context: Context) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, theirs = spawn.Pipe()
+        threads = torch.get_num_threads()
+        self._process: BaseProcess = spawn.Process(target=_serve, args=(theirs, gate, context, threads), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._unit: Unit | None = None
+
+    def start(self, unit: Unit) -> None:
+        self._unit = unit
+        try:
+            self.pipe.send(unit)
+        except OSError:
+            # The worker is gone; its closed pipe will say so when the result is asked for.
+            return
+
+    def result(self) -> tuple[Outcome, bool]:
+        """The outcome of the unit started last, and whether the worker can go on."""
+        assert self._unit is not None
+        try:
+            return cast(Outcome, self.pipe.recv()), True
+        except (EOFError, OSError):
+            self._process.join()
+            return _lost(self._unit, f"the worker process ended with exit code {self._process.exitcode}"), False
+
+    def end(self) -> None:
+        self.pipe.close()
+        self._process.terminate()
+        self._process.join()
+
+
+def _lost(unit: Unit, reason: str) -> Failed:
+    return Failed(unit, reason, f"{reason}\n")
+
+
+def _serve(pipe: Connection, gate: Gate, context: Context, threads: int) -> None:
+    """A worker's life: measure what comes through the pipe until it closes."""
+    # Ctrl-C reaches the whole process group; the parent decides what to do with it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    while True:
+        try:
+            unit = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            pipe.send(measure_unit(gate, unit, context))
+        except OSError:
+            return
