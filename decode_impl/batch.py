@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,19 @@ class Batch:
     block_table: Tensor
     sequences: Sequence[SequenceRows]
     logit_rows: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same step with its tensors on `device`."""
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            positions=self.positions.to(device),
+            slots=self.slots.to(device),
+            lengths=self.lengths.to(device),
+            block_table=self.block_table.to(device),
+            sequences=[replace(rows, block_table=rows.block_table.to(device)) for rows in self.sequences],
+            logit_rows=self.logit_rows.to(device),
+        )
 
 
 def build_batch(

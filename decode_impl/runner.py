@@ -75,7 +75,8 @@ class ModelRunner:
         if decision.specialized:
             path, ops = SPECIALIZED, self.paths.specialized
         batch = build_batch(chunks, self.deployment.page_size, self.deployment.max_pages, decision.bin or 0, all_logits)
-        logits = forward(self.weights, ops, batch, self.latents, self.states)
+        on_device = batch.to(self.weights.embedding.device)
+        logits = forward(self.weights, ops, on_device, self.latents, self.states)
         self.steps[path] += 1
         return StepResult(logits, path)
 

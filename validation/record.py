@@ -64,6 +64,7 @@ class PlotDoc(_Doc):
     caption: str = ""
     log_x: bool = False
     log_y: bool = False
+    limit: Point = None
 
     @model_validator(mode="after")
     def _matching(self) -> Self:

@@ -1,4 +1,4 @@
-"""Orders in which the partial sums of ranks are added. A fixed order is what makes ranks, and reruns, agree bit for bit."""
+"""Orders in which ranks' partial sums are added: a fixed order makes ranks, and reruns, agree bit for bit."""
 
 from __future__ import annotations
 

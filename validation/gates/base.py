@@ -58,7 +58,8 @@ class Table:
 class Plot:
     """A chart of the report, as data. `kind`: `line`, `bar` or `histogram` (bar over bin edges).
 
-    `series` maps a label to its y values over the shared `x`; `x` may hold numbers or labels.
+    `series` maps a label to its y values over the shared `x`; `x` may hold numbers or labels. `limit` is the value that
+    must not be exceeded, drawn across the chart.
     """
 
     title: str
@@ -70,6 +71,7 @@ class Plot:
     caption: str = ""
     log_x: bool = False
     log_y: bool = False
+    limit: float | None = None
 
 
 @dataclass(frozen=True)

@@ -247,9 +247,9 @@ def _table(results: Mapping[str, dict[str, Json]], ratios: Mapping[str, _Worst])
 
 
 def _ratio_plot(ratios: Mapping[str, _Worst]) -> Plot:
-    ops = list(ratios)
-    series = {"worst error / allowed": [ratios[op].ratio for op in ops], "limit": [1.0] * len(ops)}
-    return Plot("How close each op comes to its allowance", "bar", ops, series, "op", "measured / allowed (1 = limit)")
+    series: dict[str, list[float | None]] = {"worst error / allowed": [worst.ratio for worst in ratios.values()]}
+    title, y_label = "How close each op comes to its allowance", "measured / allowed"
+    return Plot(title, "bar", list(ratios), series, "op", y_label, limit=1.0)
 
 
 def _histogram_plots(results: Mapping[str, dict[str, Json]]) -> list[Plot]:

@@ -141,7 +141,7 @@ def ratio_plot(judged: Mapping[str, CellJudgement]) -> Plot:
     series: dict[str, list[float | None]] = {
         "typical KL": [cell.typical.mean if cell.typical else None for cell in judged.values()],
         "upper bound": [cell.typical.upper if cell.typical else None for cell in judged.values()],
-        "allowed": [TYPICAL_MULTIPLE] * len(judged),
     }
     caption = "Floor: the baseline against itself, batched otherwise and with another number of ranks."
-    return Plot("Typical KL in noise floors", "bar", list(judged), series, "cell", "floors", caption)
+    title = "Typical KL in noise floors"
+    return Plot(title, "bar", list(judged), series, "cell", "floors", caption, limit=TYPICAL_MULTIPLE)

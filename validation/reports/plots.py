@@ -60,7 +60,7 @@ def svg(plot: PlotDoc, salt: str) -> str:
         _draw(axes, plot)
         axes.set_xlabel(_label(plot.x_label))
         axes.set_ylabel(_label(plot.y_label))
-        if len(plot.series) > 1:
+        if len(plot.series) > 1 or plot.limit is not None:
             figure.legend(loc="outside upper left", fontsize=8, ncols=3)
         buffer = io.StringIO()
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -80,6 +80,8 @@ def _draw(axes: Axes, plot: PlotDoc) -> None:
         _bars(axes, plot)
     else:
         _lines(axes, plot)
+    if isinstance(plot.limit, int | float):
+        axes.axhline(plot.limit, color=_INK, linewidth=1, linestyle="--", label=f"limit {plot.limit:g}")
     numeric = plot.kind != "bar" and _all_numbers(plot.x)
     if plot.log_x and numeric:
         axes.set_xscale("log")
