@@ -16,9 +16,7 @@ CHUNK = 32
 exp(+-80), inside FP32."""
 
 
-def chunked_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, chunk: int = CHUNK
-) -> Tensor:
+def chunked_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, chunk: int = CHUNK) -> Tensor:
     """Outputs of one sequence per row, from a zero state.
 
     q, k (normalised and scaled), v, log_decay: f32 [B,T,h,d]; beta: f32 [B,T,h]; T a multiple of `chunk`, which
@@ -26,12 +24,8 @@ def chunked_delta_rule(
     """
     batch, length, heads, dim = q.shape
     if length % chunk or chunk > CHUNK or chunk & (chunk - 1):
-        raise ValueError(
-            f"delta rule: chunk {chunk}, allowed are powers of two up to {CHUNK} that divide {length}"
-        )
-    k_down, k_up, q_down, q_start, beta_v, beta_k, k_end, decay = decay_factors(
-        q, k, v, log_decay, beta, chunk
-    )
+        raise ValueError(f"delta rule: chunk {chunk}, allowed are powers of two up to {CHUNK} that divide {length}")
+    k_down, k_up, q_down, q_start, beta_v, beta_k, k_end, decay = decay_factors(q, k, v, log_decay, beta, chunk)
     rows = torch.arange(chunk, device=q.device)
     inverse = unit_lower_inverse((k_down @ k_up.mT).masked_fill(rows[:, None] <= rows, 0))
     u, states = _Scan.apply(inverse @ beta_v, inverse @ beta_k, k_end, decay)  # type: ignore[no-untyped-call]
@@ -70,7 +64,7 @@ def decay_factors(
 
 
 def unit_lower_inverse(below: Tensor) -> Tensor:
-    """Inverse of I + `below`, strictly lower triangular [..., C, C] with C a power of two; gradients in two products."""
+    """Inverse of I + `below`, strictly lower triangular [..., C, C], C a power of two; gradients in two products."""
     result: Tensor = _UnitLowerInverse.apply(below)  # type: ignore[no-untyped-call]
     return result
 
@@ -93,7 +87,8 @@ class _UnitLowerInverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensors
-        return -(inverse.mT @ grads[0] @ inverse.mT).tril(-1)
+        gradient: Tensor = -(inverse.mT @ grads[0] @ inverse.mT).tril(-1)
+        return gradient
 
 
 class _Scan(torch.autograd.Function):
@@ -104,9 +99,7 @@ class _Scan(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, fresh: Tensor, carried: Tensor, key: Tensor, decay: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, fresh: Tensor, carried: Tensor, key: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
         chunks, rows, _, width = fresh.shape
         u = torch.empty_like(fresh)
         states = fresh.new_zeros(chunks, rows, key.shape[-1], width)

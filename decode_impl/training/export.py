@@ -68,10 +68,7 @@ def _kda(name: str, module: KDA) -> dict[str, Tensor]:
     q, k, v, g, f_a, beta = bf16(module.in_proj).split([size, size, size, *module.sizes[1:]])
     conv = bf16(module.conv).unsqueeze(1).chunk(3)
     return {
-        **{
-            f"{name}{x}_proj.weight": w
-            for x, w in {"q": q, "k": k, "v": v, "g": g, "f_a": f_a, "b": beta}.items()
-        },
+        **{f"{name}{x}_proj.weight": w for x, w in {"q": q, "k": k, "v": v, "g": g, "f_a": f_a, "b": beta}.items()},
         **{f"{name}{x}_conv1d.weight": w for x, w in zip("qkv", conv, strict=True)},
         f"{name}f_b_proj.weight": bf16(module.f_b_proj),
         f"{name}A_log": module.A_log.float().view(1, 1, -1, 1),
@@ -146,9 +143,7 @@ def main() -> None:
     model = K3Text(K3_MINI)
     if str(arguments.state) != "random":
         load_state(model, arguments.state)
-    card = (
-        arguments.card.read_text(encoding="utf-8") if arguments.card else "# k3-mini\n\nNo card was given.\n"
-    )
+    card = arguments.card.read_text(encoding="utf-8") if arguments.card else "# k3-mini\n\nNo card was given.\n"
     print(f"{write_checkpoint(model, arguments.folder, card)} bytes in {arguments.folder}")
 
 

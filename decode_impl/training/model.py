@@ -41,9 +41,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def situ(gate: Tensor, up: Tensor, beta: float, linear_beta: float) -> Tensor:
     """K3's gated activation in FP32, rounded to the inputs' dtype."""
     g, u = gate.float(), up.float()
-    return (beta * torch.tanh(g / beta) * torch.sigmoid(g) * linear_beta * torch.tanh(u / linear_beta)).to(
-        gate.dtype
-    )
+    return (beta * torch.tanh(g / beta) * torch.sigmoid(g) * linear_beta * torch.tanh(u / linear_beta)).to(gate.dtype)
 
 
 def attn_res(
@@ -160,9 +158,7 @@ class MLA(nn.Module):
         self.sizes = (config.q_lora_rank, config.kv_lora_rank, config.qk_rope_head_dim, values)
         self.a_proj = _matrix(sum(self.sizes), config.hidden_size)  # rows q_a, kv_a, k_pe, gate
         self.q_a_layernorm, self.kv_a_layernorm = _ones(config.q_lora_rank), _ones(config.kv_lora_rank)
-        self.q_b_proj = _matrix(
-            heads * (config.qk_nope_head_dim + config.qk_rope_head_dim), config.q_lora_rank
-        )
+        self.q_b_proj = _matrix(heads * (config.qk_nope_head_dim + config.qk_rope_head_dim), config.q_lora_rank)
         self.kv_b_proj = _matrix(heads * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank)
         self.o_proj = _matrix(config.hidden_size, values, out_gain)
         self.register_buffer("k_scale", torch.tensor(0.037))
@@ -180,9 +176,7 @@ class MLA(nn.Module):
         if not torch.is_grad_enabled():
             self.last_row = torch.cat([kv_n, k_pe], -1)
         if quantised := round(precision.fp8_rows * batch):
-            kv_n, k_pe = (
-                torch.cat([fake_e4m3(x[:quantised], self.k_scale), x[quantised:]]) for x in (kv_n, k_pe)
-            )
+            kv_n, k_pe = (torch.cat([fake_e4m3(x[:quantised], self.k_scale), x[quantised:]]) for x in (kv_n, k_pe))
         q = F.linear(q_n, self.q_b_proj.to(dtype)).view(batch, length, config.mla_heads, nope + rope)
         kv_b = self.kv_b_proj.to(dtype)
         if not torch.is_grad_enabled():
@@ -300,9 +294,7 @@ class Layer(nn.Module):
         )
         self.writes_block = index % config.attn_res_block_size == 0
 
-    def forward(
-        self, prefix: Tensor, blocks: list[Tensor], precision: Precision
-    ) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, prefix: Tensor, blocks: list[Tensor], precision: Precision) -> tuple[Tensor, list[Tensor]]:
         attended = self.self_attn(self.attention_mix(prefix, blocks, precision), precision)
         if self.writes_block:
             blocks, prefix = [*blocks, prefix], attended

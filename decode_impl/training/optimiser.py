@@ -21,23 +21,20 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
-    return (x.mT if tall else x).float()
+    result: Tensor = (x.mT if tall else x).float()
+    return result
 
 
 class Optimiser:
     """Steps a `K3Text`; `rate` is a device scalar in 0..1 that scales both learning rates."""
 
     def __init__(self, model: K3Text, matrix_rate: float, other_rate: float, decay: float = 0.05) -> None:
-        named = [
-            (name, p)
-            for name, p in model.named_parameters()
-            if not name.startswith("layers.0.attention_mix.")
-        ]
+        named = [(name, p) for name, p in model.named_parameters() if not name.startswith("layers.0.attention_mix.")]
         named += [(n, p) for n, p in model.named_parameters() if n == "layers.0.attention_mix.out_norm"]
         self.rate = torch.ones((), device=model.embed_tokens.device)
         self.matrix_rate, self.other_rate, self.decay = matrix_rate, other_rate, decay
         self.all = [p for _, p in named]
-        self.others = [p for n, p in named if p.ndim == 1 or n.rsplit(".", 1)[-1] in ADAM_ONLY]
+        self.others: list[Tensor] = [p for n, p in named if p.ndim == 1 or n.rsplit(".", 1)[-1] in ADAM_ONLY]
         matrices = [p for p in self.all if all(p is not o for o in self.others)]
         self.first = [torch.zeros_like(p) for p in self.others]
         self.second = [torch.zeros_like(p) for p in self.others]
@@ -50,7 +47,7 @@ class Optimiser:
     def step(self, clip: float = 1.0) -> Tensor:
         """One update from the gradients in place; returns the gradient norm before clipping."""
         grads = [p.grad for p in self.all if p.grad is not None]
-        norm = torch.stack(torch._foreach_norm(grads)).norm()
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         torch._foreach_mul_(grads, (clip / (norm + 1e-6)).clamp(max=1.0))
         self._adam()
         self._muon()
@@ -63,9 +60,9 @@ class Optimiser:
         torch._foreach_mul_(self.second, betas[1])
         torch._foreach_addcmul_(self.second, grads, grads, 1 - betas[1])
         scale = (1 - betas[1] ** self.count).sqrt() / (1 - betas[0] ** self.count)
-        update = torch._foreach_sqrt(self.second)
-        torch._foreach_add_(update, 1e-8)
-        update = torch._foreach_div(self.first, update)
+        root = torch._foreach_sqrt(self.second)
+        torch._foreach_add_(root, 1e-8)
+        update = list(torch._foreach_div(self.first, root))
         torch._foreach_mul_(update, self.rate * scale * -self.other_rate)
         torch._foreach_add_(self.others, update)
 

@@ -7,20 +7,19 @@ from torch import Tensor
 
 
 def fake_mxfp4(w: Tensor) -> Tensor:
-    """What `numerics.formats` gives back after MXFP4 (blocks of 32 along the last axis), without a host synchronisation."""
+    """What `numerics.formats` gives back after MXFP4 (blocks of 32 on the last axis), without host synchronisation."""
     blocks = w.detach().float().unflatten(-1, (-1, 32))
     amax = blocks.abs().amax(-1, keepdim=True)
     mantissa, exponent = torch.frexp(amax)  # amax = mantissa * 2^exponent, mantissa in [0.5, 1)
-    exponent = torch.where(
-        mantissa > 0.75, exponent - 2, exponent - 3
-    )  # the least scale with amax / scale <= 6
+    exponent = torch.where(mantissa > 0.75, exponent - 2, exponent - 3)  # the least scale with amax / scale <= 6
     scale = torch.ldexp(torch.ones_like(amax), torch.where(amax == 0, torch.zeros_like(exponent), exponent))
     x = blocks / scale
     magnitude = x.abs()
     # Steps of E2M1 are 0.5 below 2, 1 below 4 and 2 below 6; torch.round takes ties to the even code.
     step = 0.5 * (1.0 + (magnitude >= 2).float() + 2.0 * (magnitude >= 4).float())
     rounded = (torch.round(x / step) * step * scale).flatten(-2)
-    return w + (rounded - w).detach()
+    straight_through: Tensor = w + (rounded - w).detach()
+    return straight_through
 
 
 def fake_e4m3(x: Tensor, scale: Tensor) -> Tensor:

@@ -72,9 +72,7 @@ def weighted_loss(module: K3Text, tokens: Tensor, weights: Tensor, precision: Pr
 class GraphedStep:
     """One training step (forward, backward, balance, update) on fixed input buffers, replayed as a CUDA graph."""
 
-    def __init__(
-        self, module: K3Text, optimiser: Optimiser, shape: tuple[int, int], precision: Precision
-    ) -> None:
+    def __init__(self, module: K3Text, optimiser: Optimiser, shape: tuple[int, int], precision: Precision) -> None:
         device = module.embed_tokens.device
         self.module, self.optimiser, self.precision = module, optimiser, precision
         self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
@@ -132,9 +130,7 @@ def heldout_bits(module: K3Text, path: Path, length: int, precision: Precision) 
         rows = len(tokens) // (length - 1)
         windows = torch.from_numpy(tokens[: rows * (length - 1)].astype(np.int64)).view(rows, -1)
         windows = F.pad(windows, (1, 0), value=module.config.bos_token_id).to(module.embed_tokens.device)
-        total = sum(
-            float(weighted_loss(module, w, torch.ones_like(w), precision)) * len(w) for w in windows.split(16)
-        )
+        total = sum(float(weighted_loss(module, w, torch.ones_like(w), precision)) * len(w) for w in windows.split(16))
         result[name] = total / rows / math.log(2)
     module.train()
     return result
@@ -173,19 +169,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--resume", type=Path)
-    parser.add_argument(
-        "--seconds", type=float, default=420, help="training time; the schedule follows the clock"
-    )
+    parser.add_argument("--seconds", type=float, default=420, help="training time; the schedule follows the clock")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--warmup", type=float, default=0.03, help="share of the time for warming up")
-    parser.add_argument(
-        "--decay", type=float, default=0.4, help="share of the time, at the end, for cooling down"
-    )
+    parser.add_argument("--decay", type=float, default=0.4, help="share of the time, at the end, for cooling down")
     parser.add_argument("--matrix-rate", type=float, default=0.02)
     parser.add_argument("--other-rate", type=float, default=0.004)
-    parser.add_argument(
-        "--fp8-rows", type=float, default=0.25, help="share of rows that see an FP8 latent cache"
-    )
+    parser.add_argument("--fp8-rows", type=float, default=0.25, help="share of rows that see an FP8 latent cache")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--eager", action="store_true", help="do not compile the element-wise functions")
@@ -205,9 +195,7 @@ def main() -> None:
         train(module, optimiser, arguments, started, log)
 
 
-def train(
-    module: K3Text, optimiser: Optimiser, arguments: argparse.Namespace, started: float, log: Any
-) -> None:
+def train(module: K3Text, optimiser: Optimiser, arguments: argparse.Namespace, started: float, log: Any) -> None:
     """The loop: the learning rate follows the clock, so a leg ends when its time does and never later."""
 
     def report(**fields: Any) -> None:

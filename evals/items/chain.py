@@ -52,7 +52,9 @@ def right_tokens(response: str, row: dict[str, Any]) -> int:
     """How many bytes of a response are right before the first wrong one."""
     expected = "\n".join(_lines(row["table"], row["start"], row["steps"])[0]).encode()
     got = response.encode()
-    return next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected))
+    )
 
 
 def correct(response: str, row: dict[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from evals.items.base import Item, Message, Split, draw, rng
@@ -120,17 +121,6 @@ def _complement(r: random.Random) -> Problem:
     )
 
 
-def _gametes(r: random.Random) -> Problem:
-    n = r.randint(2, 9)
-    return Problem(
-        f"How many kinds of gametes can a plant form that is heterozygous at {n} unlinked loci?",
-        f"2^n = 2^{n} = {2**n}",
-        2**n,
-        "kinds",
-        (2 * n, n * n, 2 ** (n - 1), 2 ** (n + 1)),
-    )
-
-
 SUBJECTS: dict[str, tuple[str, Callable[[random.Random], Problem]]] = {
     "Mechanics": (
         "Physics",
@@ -154,12 +144,10 @@ SUBJECTS: dict[str, tuple[str, Callable[[random.Random], Problem]]] = {
     "Kinetic energy": ("Physics", _kinetic),
     "Circuits": ("Physics", _series),
     "Genetics": ("Biology", _complement),
-    "Heredity": ("Biology", _gametes),
 }
 
 
-def _make(r: random.Random) -> Item:
-    subject = r.choice(list(SUBJECTS))
+def _make(r: random.Random, subject: str) -> Item:
     domain, make = SUBJECTS[subject]
     problem = make(r)
     wrong = [n for n in dict.fromkeys(problem.tempting) if n > 0 and n != problem.answer]
@@ -176,7 +164,10 @@ def _make(r: random.Random) -> Item:
 
 def item(split: Split, index: int, seed: int = 0) -> Item:
     """Item `index` of a split; the target is for repeat 0's order of the choices."""
-    made = draw(_make, lambda i: str(i.row["Question"]), split, ("gpqa", seed, index))
+    # The subject comes first: drawing it again with each rejected question would favour those with many eval questions.
+    subject = rng("gpqa subject", split, seed, index).choice(list(SUBJECTS))
+    make = partial(_make, subject=subject)
+    made = draw(make, lambda i: str(i.row["Question"]), split, ("gpqa", seed, index))
     row = {"Record ID": f"{split}-{seed}-{index}", **made.row}
     return Item(row, target(row, 0))
 

@@ -25,10 +25,47 @@ BINS = (1024, 2048, 3584)
 """Upper limits of `n_chars`; the last leaves room for markers and the answer in a context of 4,096 byte tokens."""
 FORMS = ("poem", "riddle", "song", "letter", "story", "speech", "joke", "prayer", "recipe", "review")
 TOPICS = (
-    "otters owls foxes bees snow rain fire bread salt gold iron ships trains clocks maps books stars rivers deserts "
-    "gardens apples lemons honey candles mirrors bridges castles pirates dragons robots doctors sailors bakers kings "
-    "winter summer dreams shadows music silence"
-).split()
+    "otters",
+    "owls",
+    "foxes",
+    "bees",
+    "snow",
+    "rain",
+    "fire",
+    "bread",
+    "salt",
+    "gold",
+    "iron",
+    "ships",
+    "trains",
+    "clocks",
+    "maps",
+    "books",
+    "stars",
+    "rivers",
+    "deserts",
+    "gardens",
+    "apples",
+    "lemons",
+    "honey",
+    "candles",
+    "mirrors",
+    "bridges",
+    "castles",
+    "pirates",
+    "dragons",
+    "robots",
+    "doctors",
+    "sailors",
+    "bakers",
+    "kings",
+    "winter",
+    "summer",
+    "dreams",
+    "shadows",
+    "music",
+    "silence",
+)
 WORDS_PER_REPLY = 6
 TURN_CHARS = 64
 QUESTION_CHARS = 125

@@ -117,7 +117,7 @@ MAKERS: dict[str, Callable[[random.Random, int], Tokens]] = {
 def rows(r: random.Random, texts: list[bytes], length: int, count: int) -> Tokens:
     """`count` packed rows of `length`+1 tokens: whole documents, and text in the gaps."""
     weights, used = [len(t) for t in texts], dict.fromkeys(SHARE, 0)
-    packed, room, parts = [], length + 1, list[Tokens]()
+    packed, room, parts = list[Tokens](), length + 1, list[Tokens]()
 
     def add_text(size: int) -> None:
         text = r.choices(texts, weights)[0]

@@ -56,9 +56,7 @@ def delta_case(decay: str, dtype: torch.dtype, length: int = 96) -> list[Tensor]
     if decay == "equal keys":
         k = k[:, :1].expand_as(k)
     q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
-    l = {"at the bound": torch.full_like(l, -5.0), "mixed": -5 * torch.sigmoid(3 * l)}.get(
-        decay, -1e-3 * l.abs()
-    )
+    l = {"at the bound": torch.full_like(l, -5.0), "mixed": -5 * torch.sigmoid(3 * l)}.get(decay, -1e-3 * l.abs())
     return [
         q,
         k.contiguous(),
@@ -90,9 +88,7 @@ def test_gradients_of_the_chunked_delta_rule_are_those_of_the_token_loop(decay: 
 
 def test_unit_lower_inverse_inverts() -> None:
     below = torch.randn(5, 32, 32, dtype=torch.float64).tril(-1) / 4
-    assert torch.allclose(
-        unit_lower_inverse(below) @ (torch.eye(32) + below), torch.eye(32, dtype=torch.float64)
-    )
+    assert torch.allclose(unit_lower_inverse(below) @ (torch.eye(32) + below), torch.eye(32, dtype=torch.float64))
 
 
 def test_fake_quantisation_is_the_stored_format_with_an_identity_gradient() -> None:
@@ -111,15 +107,14 @@ def test_every_parameter_gets_a_finite_gradient() -> None:
     tokens = torch.randint(0, 256, (2, 45))
     for precision in (EXACT, Precision(fp8_rows=0.5)):
         model.zero_grad()
-        torch.nn.functional.cross_entropy(
-            model(tokens, precision).float().flatten(0, 1), tokens.flatten()
-        ).backward()
+        torch.nn.functional.cross_entropy(model(tokens, precision).float().flatten(0, 1), tokens.flatten()).backward()
         for name, parameter in model.named_parameters():
             if name not in (
                 "layers.0.attention_mix.norm",
                 "layers.0.attention_mix.proj",
             ):  # nothing to mix there
-                assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+                assert parameter.grad is not None, name
+                assert parameter.grad.isfinite().all(), name
 
 
 def test_logits_depend_on_the_past_only() -> None:
@@ -149,9 +144,7 @@ def test_export_has_upstream_names_and_the_config_reads_back(tmp_path: Path) -> 
     assert size == sum(file.stat().st_size for file in tmp_path.iterdir())
     assert read_config(tmp_path) == replace(TINY, name=tmp_path.name)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:  # type: ignore[no-untyped-call]
-        shapes = {
-            name: (file.get_tensor(name).dtype, list(file.get_tensor(name).shape)) for name in file.keys()
-        }
+        shapes = {name: (file.get_tensor(name).dtype, list(file.get_tensor(name).shape)) for name in list(file.keys())}
     u8, f32, b16 = torch.uint8, torch.float32, torch.bfloat16
     assert shapes["model.layers.0.self_attn.A_log"] == (f32, [1, 1, 2, 1])
     assert shapes["model.layers.0.self_attn.k_conv1d.weight"] == (b16, [64, 1, 4])
