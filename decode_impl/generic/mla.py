@@ -109,12 +109,17 @@ def mla_attend_sequence(
     kv_rank: int,
 ) -> Tensor:
     """T consecutive query rows of one request, causal: row t sees `start + t + 1` keys. Returns bf16 [T, h, C]."""
-    rows = q.shape[0]
-    pages = -(-(start + rows) // cache.shape[1])
-    keys = widen(cache[block_table[:pages]]).flatten(0, 1)
-    lengths = torch.arange(start + 1, start + rows + 1, device=q.device)
+    rows, heads = q.shape[:2]
+    length = start + rows
+    pages = -(-length // cache.shape[1])
+    # The last page's tail may hold anything and is cut off; within the request only the causal mask is needed.
+    keys = widen(cache[block_table[:pages]]).flatten(0, 1)[:length]
     scale = softmax_scale * scale_product(cache, q_scale, k_scale)
-    return attend(widen(q), keys.expand(rows, -1, -1), lengths, scale, scale_product(cache, k_scale), kv_rank)
+    scores = (widen(q).flatten(0, 1) @ keys.T).view(rows, heads, length) * scale
+    future = torch.arange(length, device=q.device) > torch.arange(start, length, device=q.device)[:, None]
+    weights = scores.masked_fill(future[:, None], -torch.inf).softmax(-1)
+    latent = weights.flatten(0, 1) @ keys[:, :kv_rank] * scale_product(cache, k_scale)
+    return bf16(latent).view(rows, heads, kv_rank)
 
 
 def mla_value(*, latent: Tensor, w_uv: Tensor, gate: Tensor) -> Tensor:
