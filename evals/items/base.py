@@ -40,7 +40,8 @@ def draw(
     if split not in ("train", "eval"):
         raise ValueError(f"item split {split!r} is unknown; allowed are train and eval")
     source = rng(split, *key)
-    while True:
+    for _ in range(10_000):
         item = make(source)
         if split_of(question(item)) == split:
             return item
+    raise ValueError(f"no {split} item among 10,000 drawn for {key}: too few different questions")
