@@ -30,8 +30,8 @@ class ParityGate:
     cost = "a decode of every cell in three compositions; minutes in all"
 
     def settings_error(self, settings: Mapping[str, Json]) -> str | None:
-        """Lengths, the least number of sequences a batch size gets, and the cells of the matrix."""
-        return problems(
+        """Lengths, the least number of sequences a batch size gets, and the cells of the matrix, each named once."""
+        wrong = problems(
             settings,
             {
                 "prompt_length": positive_integer(100_000),
@@ -42,18 +42,15 @@ class ParityGate:
                 ),
             },
         )
+        if wrong:
+            return wrong
+        ids = [unit.id for unit in _units(settings)]
+        twice = sorted({unit for unit in ids if ids.count(unit) > 1})
+        return f"cells name {', '.join(twice)} more than once" if twice else None
 
     def plan(self, context: Context) -> Sequence[Unit]:
         """A unit per cache format, tensor parallelism and batch size."""
-        return [
-            Unit(
-                f"{cell['kv_cache_dtype']}-tp{ranks}-b{batch}",
-                {"kv": cell["kv_cache_dtype"], "tp": ranks, "batch": batch},
-            )
-            for cell in context.settings["cells"]
-            for ranks in cell["tensor_parallel"]
-            for batch in cell["batches"]
-        ]
+        return _units(context.settings)
 
     def measure(self, unit: Unit, context: Context) -> dict[str, Json]:
         """Decode the unit's sequences in both arms and in the baseline's other composition."""
@@ -97,6 +94,18 @@ class ParityGate:
             tables=[cell_table(results, judged), flip_table(results)],
             plots=[position_plot(results), ratio_plot(judged), flip_plot(results)],
         )
+
+
+def _units(settings: Mapping[str, Json]) -> list[Unit]:
+    return [
+        Unit(
+            f"{cell['kv_cache_dtype']}-tp{ranks}-b{batch}",
+            {"kv": cell["kv_cache_dtype"], "tp": ranks, "batch": batch},
+        )
+        for cell in settings["cells"]
+        for ranks in cell["tensor_parallel"]
+        for batch in cell["batches"]
+    ]
 
 
 def _seed(seed: int, unit: str) -> int:

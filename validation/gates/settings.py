@@ -49,13 +49,15 @@ def positive_number() -> Rule:
     return rule
 
 
-def subset(allowed: Collection[str]) -> Rule:
-    """A list of different names out of `allowed`; it may be empty."""
+def subset(allowed: Collection[str], least: int = 0) -> Rule:
+    """A list of at least `least` different names out of `allowed`."""
 
     def rule(value: Any) -> str | None:
-        if isinstance(value, list) and len(set(map(str, value))) == len(value) and all(x in allowed for x in value):
+        names = value if isinstance(value, list) and all(isinstance(x, str) and x in allowed for x in value) else None
+        if names is not None and len(set(names)) == len(names) >= least:
             return None
-        return f"a list of different names out of {', '.join(sorted(allowed))} is needed"
+        some = "" if least == 0 else f"at least {least} of "
+        return f"a list of different names, {some}{', '.join(sorted(allowed))}, is needed"
 
     return rule
 

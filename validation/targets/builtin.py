@@ -12,12 +12,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from decode_impl.batch import Chunk
-from decode_impl.caches import ScaleError
+from decode_impl.caches import LatentCache, ScaleError
 from decode_impl.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from decode_impl.deployment import Deployment, DeploymentError
 from decode_impl.embedded import EMBEDDED_MODEL
 from decode_impl.ops import OpTable, call_on_case
 from decode_impl.runner import BUILTIN_PATHS, ModelRunner, Paths
+from decode_impl.specialized.requirements import unsupported
 from decode_impl.weights import ModelWeights, shard_weights
 from numerics.formats import e4m3_decode
 from validation.faults.base import Fault
@@ -52,10 +53,10 @@ class BuiltinTarget:
 
     @classmethod
     def load(cls, model_path: Path | None) -> BuiltinTarget:
-        """Load a checkpoint folder, or the embedded model where `model_path` is None.
+        """Load a checkpoint folder with its tokenizer, or the embedded model where `model_path` is None.
 
         Raises:
-            TargetError: the checkpoint cannot be used.
+            TargetError: the checkpoint cannot be used, or its tokenizer is missing or of another vocabulary.
         """
         folder = model_path or EMBEDDED_MODEL
         if not folder.is_dir():
@@ -64,7 +65,11 @@ class BuiltinTarget:
             checkpoint = load_checkpoint(folder)
         except CheckpointError as error:
             raise TargetError(str(error)) from None
-        return cls(checkpoint, folder)
+        target = cls(checkpoint, folder)
+        known, size = target._tokenizer.get_vocab_size(), checkpoint.config.vocab_size
+        if known > size:
+            raise TargetError(f"{folder / 'tokenizer.json'}: has {known} tokens, the model's vocabulary {size}")
+        return target
 
     def fingerprint(self) -> dict[str, str]:
         """Model, digest of its files, what runs the specialised path, and the library that computes."""
@@ -102,7 +107,7 @@ class BuiltinTarget:
         return {name: value for name, value in flat.items() if type(value) is int}
 
     def open(self, config: ArmConfig) -> BuiltinArm:
-        """Open an arm; refuses with every reason at once."""
+        """Open an arm; refuses with every reason at once, before weights are cut or caches are made."""
         try:
             deployment = Deployment(
                 decode_backend=config.decode_backend,
@@ -112,11 +117,29 @@ class BuiltinTarget:
                 max_batch=config.max_batch,
                 max_context=config.max_context,
             )
+            reasons = self._refusals(deployment)
+            if reasons:
+                raise DeploymentError("; ".join(reasons))
             weights = self._weights(config.tensor_parallel)
             runner = ModelRunner(weights, deployment, with_faults(BUILTIN_PATHS, config.faults))
-        except (DeploymentError, ScaleError, ValueError) as error:
+        except ValueError as error:
             raise TargetError(f"arm {config.name}: {error}") from None
         return BuiltinArm(config, runner)
+
+    def _refusals(self, deployment: Deployment) -> list[str]:
+        """Why this model cannot be deployed so."""
+        config, wanted, reasons = self._checkpoint.config, deployment, []
+        if wanted.decode_backend == "latency_specialized":
+            reasons += [f"latency_specialized is refused: {why}" for why in unsupported(config, wanted)]
+        if wanted.max_context > config.max_position_embeddings:
+            most = config.max_position_embeddings
+            reasons.append(f"max_context is {wanted.max_context}, the model's max_position_embeddings is {most}")
+        try:
+            # A cache without pages checks the scales, which do not depend on the number of ranks.
+            LatentCache(self._weights(1), wanted.kv_cache_dtype, 0, wanted.page_size)
+        except ScaleError as error:
+            reasons.append(str(error))
+        return reasons
 
     def _weights(self, ranks: int) -> ModelWeights:
         if ranks not in self._sharded:
