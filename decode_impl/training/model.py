@@ -18,6 +18,9 @@ from decode_impl.config import L2_NORM_EPS, O_NORM_EPS, ROUTER_SUM_EPS, ModelCon
 from decode_impl.training.delta_rule import CHUNK, chunked_delta_rule
 from decode_impl.training.quantise import fake_e4m3, fake_mxfp4
 
+DeltaInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""The delta rule's q, k, v, log decay [B,T,h,d] and beta [B,T,h], all FP32."""
+
 
 @dataclass
 class Precision:
@@ -65,8 +68,8 @@ def kda_inputs(
     beta: Tensor,
     dim: int,
     bound: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """From projections to the delta rule's q, k, v, log decay [B,T,h,d] and beta [B,T,h], all FP32.
+) -> DeltaInputs:
+    """From projections to what the delta rule reads.
 
     conv_in [B,T,3D] (q, k, v), conv_weight [3D,taps] oldest first, gate [B,T,D] before A_log and dt_bias.
     """
@@ -135,13 +138,18 @@ class KDA(nn.Module):
         self.o_norm = _ones(dim)
         self.o_proj = _matrix(config.hidden_size, size, out_gain)
 
-    def forward(self, x: Tensor, precision: Precision) -> Tensor:
+    def delta_inputs(self, x: Tensor, precision: Precision) -> tuple[DeltaInputs, Tensor]:
+        """What the delta rule reads, and the output gate [B,T,D]."""
         dtype = precision.compute
         qkv, gate, f_a, beta = F.linear(x, self.in_proj.to(dtype)).split(self.sizes, -1)
         decay_gate = F.linear(f_a, self.f_b_proj.to(dtype))
         conv = self.conv.to(dtype).float()  # stored in BF16
-        inputs = kda_inputs(qkv, conv, decay_gate, self.A_log, self.dt_bias, beta, self.dim, self.bound)
+        return kda_inputs(qkv, conv, decay_gate, self.A_log, self.dt_bias, beta, self.dim, self.bound), gate
+
+    def forward(self, x: Tensor, precision: Precision) -> Tensor:
+        inputs, gate = self.delta_inputs(x, precision)
         o = chunked_delta_rule(*inputs)
+        dtype = precision.compute
         return F.linear(gated_norm(o, self.o_norm.to(dtype), gate), self.o_proj.to(dtype))
 
 

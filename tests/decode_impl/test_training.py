@@ -15,6 +15,8 @@ from decode_impl.training.delta_rule import chunked_delta_rule, unit_lower_inver
 from decode_impl.training.export import export_tensors, write_checkpoint
 from decode_impl.training.model import K3Text, Precision
 from decode_impl.training.quantise import fake_e4m3, fake_mxfp4
+from decode_impl.training.restore import restore
+from decode_impl.training.structure import effective_rank, final_state
 from decode_impl.training.tokenizer import SPECIALS, build_tokenizer
 from numerics.formats import e4m3_decode, e4m3_encode, mxfp4_dequantise, mxfp4_quantise
 
@@ -165,6 +167,25 @@ def test_exported_pieces_are_the_models_weights() -> None:
     name = "model.layers.1.block_sparse_moe.experts.2.w3."
     w3 = mxfp4_dequantise(tensors[name + "weight_packed"], tensors[name + "weight_scale"])
     assert torch.equal(w3, fake_mxfp4(model.layers[1].mlp.w13)[2, 32:])
+
+
+def test_a_restored_model_is_the_exported_one() -> None:
+    torch.manual_seed(0)
+    model = K3Text(TINY)
+    model.layers[1].mlp.e_score_correction_bias += torch.arange(4) / 100
+    tensors = export_tensors(model)
+    again = restore(TINY, tensors)
+    assert export_tensors(again).keys() == tensors.keys()
+    tokens = torch.randint(0, 256, (1, 40))
+    with torch.no_grad():
+        assert torch.equal(model(tokens), again(tokens))
+
+
+def test_the_final_state_is_that_of_the_delta_rule() -> None:
+    q, k, v, l, beta = delta_case("mixed", torch.float64)
+    state = final_state(k[0], v[0], l[0], beta[0])
+    assert torch.allclose(torch.einsum("hvk,hk->hv", state, q[0, -1]), token_loop(q, k, v, l, beta)[0, -1])
+    assert torch.allclose(effective_rank(torch.eye(16)), torch.tensor(16.0))
 
 
 @pytest.mark.parametrize(
