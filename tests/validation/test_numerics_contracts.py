@@ -1,0 +1,197 @@
+"""Every exact contract has an op that breaks it and nothing else; the specialised path breaks none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from small_k3 import context_of, judged
+from torch import Tensor
+
+from decode_impl.ops import call_on_case
+from decode_impl.specialized import emulation
+from numerics.families import FAMILIES, MINI, make_case
+from validation.faults.base import Fault
+from validation.gates import numerics_contracts
+from validation.gates.numerics import NumericsGate
+from validation.gates.numerics_contracts import CONTRACTS, POISONS
+from validation.verdict import Verdict
+
+Op = Callable[..., Any]
+
+
+def writes_the_null_page(query: Op) -> Op:
+    """The first row of page 0, which nobody owns, is overwritten."""
+
+    def faulty(*, cache: Tensor, **rest: Any) -> Any:
+        q = query(cache=cache, **rest)
+        cache[0, 0] = 1
+        return q
+
+    return faulty
+
+
+def differs_when_repeated(projection: Op) -> Op:
+    """Another result for the same inputs, every second time."""
+    seen: list[Tensor] = []
+
+    def faulty(*, x: Tensor, **rest: Any) -> Tensor:
+        y: Tensor = projection(x=x, **rest).clone()
+        if seen and torch.equal(seen[-1], x):
+            y[0, 0] = one_step_up(y[0, 0])
+            seen.clear()
+        else:
+            seen.append(x)
+        return y
+
+    return faulty
+
+
+def fills_rows_without_keys(attend: Op) -> Op:
+    """Padded rows hold something small instead of zero."""
+
+    def faulty(*, lengths: Tensor, **rest: Any) -> Tensor:
+        latent: Tensor = attend(lengths=lengths, **rest).clone()
+        latent[lengths == 0] = 2.0**-40
+        return latent
+
+    return faulty
+
+
+def fills_rows_without_slot(step: Op) -> Op:
+    """Rows of slot 0 hold something small instead of zero."""
+
+    def faulty(*, slots: Tensor, **rest: Any) -> Tensor:
+        y: Tensor = step(slots=slots, **rest)
+        y[slots == 0] = 2.0**-40
+        return y
+
+    return faulty
+
+
+def treats_the_first_row_apart(projection: Op) -> Op:
+    """The first row is rounded otherwise than the others."""
+
+    def faulty(**case: Any) -> Tensor:
+        y: Tensor = projection(**case).clone()
+        y[0, 0] = one_step_up(y[0, 0])
+        return y
+
+    return faulty
+
+
+def multiplies_unread_memory_by_zero(mix: Op) -> Op:
+    """A block that is not in use takes part with weight zero, which a NaN survives."""
+
+    def faulty(*, blocks: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
+        prefix, mixed = mix(blocks=blocks, **rest)
+        return prefix, torch.where(blocks[:, -1].isnan(), blocks[:, -1], mixed)
+
+    return faulty
+
+
+def scales_by_a_maximum_over_unread_memory(mix: Op) -> Op:
+    """A block that is not in use takes part in a maximum, which ignores a NaN and not a large number."""
+
+    def faulty(*, blocks: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
+        prefix, mixed = mix(blocks=blocks, **rest)
+        largest = torch.fmax(blocks[:, -1], torch.zeros_like(mixed)).float().amax(-1, keepdim=True)
+        return prefix, torch.where(largest > 1e38, torch.zeros_like(mixed), mixed)
+
+    return faulty
+
+
+def one_step_up(x: Tensor) -> Tensor:
+    """The next BF16 away from zero."""
+    return (x.view(torch.int16) + 1).view(torch.bfloat16)
+
+
+MUTANTS = [
+    ("mla_query", writes_the_null_page, "unowned bytes unchanged"),
+    ("projection", differs_when_repeated, "same bits twice"),
+    ("mla_attend", fills_rows_without_keys, "null rows zero"),
+    ("kda_step", fills_rows_without_slot, "null rows zero"),
+    ("projection", treats_the_first_row_apart, "row order free"),
+    ("attn_res", multiplies_unread_memory_by_zero, "poison ignored"),
+    ("attn_res", scales_by_a_maximum_over_unread_memory, "poison ignored"),
+]
+each_mutant = pytest.mark.parametrize(("op", "mutate", "contract"), MUTANTS, ids=[m[1].__name__ for m in MUTANTS])
+
+
+def broken(op: str, mutate: Callable[[Op], Op] | None = None, rows: int = 8, family: str = "iid") -> dict[str, int]:
+    """Broken elements by contract, of the specialised op or its mutant, made anew for every contract."""
+    case = make_case(op, MINI, family, rows, seed=0)
+    counts = {}
+    for name, check in CONTRACTS.items():
+        right: Op = emulation.OPS[op]
+        ops = {op: mutate(right) if mutate else right}
+        counts[name] = check(op, case, lambda inputs, ops=ops: call_on_case(ops, op, inputs))
+    return {name: count for name, count in counts.items() if count}
+
+
+@pytest.mark.parametrize("op", emulation.OPS)
+def test_the_specialised_path_breaks_no_contract_on_any_family(op: str) -> None:
+    for family in FAMILIES[op]:
+        assert broken(op, rows=3, family=family) == {}, family
+
+
+@each_mutant
+def test_a_mutant_breaks_exactly_its_contract(op: str, mutate: Callable[[Op], Op], contract: str) -> None:
+    family = "iid_bf16" if op.startswith("mla") else "iid"
+    assert broken(op, mutate, family=family).keys() == {contract}
+
+
+@each_mutant
+def test_a_mutant_turns_the_gate_red_by_its_contract(op: str, mutate: Callable[[Op], Op], contract: str) -> None:
+    fault = Fault("mutant", "made up", op, (), ("specialized",), lambda ops: {op: mutate(ops[op])})
+    settings = {"ops": [op], "rows": [8], "sequence_rows": [17], "shard_rows": [2], "shards": [], "seeds": 1}
+    result = judged(NumericsGate(), context_of(settings, faults=(fault,)))
+    assert result.verdict is Verdict.FAIL
+    assert any(f"contract '{contract}' of the candidate is broken in" in f.message for f in result.findings)
+    assert not any("of the baseline" in f.message for f in result.findings)
+
+
+@pytest.mark.parametrize(
+    ("poison", "mutate"),
+    [("NaN", multiplies_unread_memory_by_zero), ("3e38", scales_by_a_maximum_over_unread_memory)],
+)
+def test_each_poison_finds_what_the_other_cannot(
+    poison: str, mutate: Callable[[Op], Op], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numerics_contracts, "POISONS", {poison: POISONS[poison]})
+    assert broken("attn_res", mutate).keys() == {"poison ignored"}
+    others = {name: value for name, value in POISONS.items() if name != poison}
+    monkeypatch.setattr(numerics_contracts, "POISONS", others)
+    assert broken("attn_res", mutate) == {}
+
+
+def test_broken_elements_are_counted() -> None:
+    case = make_case("mla_query", MINI, "iid_fp8", 2, seed=0)
+    row = case["cache"].shape[-1]
+    unequal = int((case["cache"][0, 0] != 1).sum())
+    assert 0 < unequal <= row
+    ops = {"mla_query": writes_the_null_page(emulation.OPS["mla_query"])}
+    run = lambda inputs: call_on_case(ops, "mla_query", inputs)  # noqa: E731
+    assert CONTRACTS["unowned bytes unchanged"]("mla_query", case, run) == unequal
+
+
+def unread(case: dict[str, Any], op: str, poison: float) -> dict[str, Any]:
+    poisoned = numerics_contracts._poisoned(op, case, poison)
+    assert poisoned is not None
+    return poisoned
+
+
+@pytest.mark.parametrize("op", ["kda_step", "kda_sequence", "mla_attend", "mla_attend_sequence", "attn_res"])
+def test_poison_reaches_memory_and_spares_what_the_op_reads(op: str) -> None:
+    family = "iid_bf16" if op.startswith("mla") else "iid"
+    case = make_case(op, MINI, family, 4, seed=0)
+    poisoned = unread(case, op, float("nan"))
+    changed = [name for name in case if poisoned[name] is not case[name]]
+    assert changed
+    for name in changed:
+        spoiled = poisoned[name].isnan()
+        assert spoiled.any(), name
+        assert not spoiled.all(), name
+        assert torch.equal(poisoned[name][~spoiled], case[name][~spoiled])
