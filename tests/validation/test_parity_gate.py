@@ -18,8 +18,8 @@ from torch import Tensor
 from evals.text import load
 from validation.faults.base import Fault
 from validation.faults.catalogue import FAULTS
-from validation.gates.base import GateResult
 from validation.gates import parity_measure
+from validation.gates.base import GateResult
 from validation.gates.parity import ParityGate
 from validation.gates.parity_judge import CACHE_MULTIPLE, FLIP_SIGMAS, TAIL_MULTIPLE, TYPICAL_MULTIPLE, judge_cell
 from validation.gates.parity_measure import Arms, measure_parity, other_composition, other_ranks, windows
