@@ -269,7 +269,10 @@ def router(**candidate: float) -> dict[str, Any]:
     ],
 )
 def test_the_router_is_judged_by_sets_and_weights(figures: dict[str, float], verdict: Verdict) -> None:
-    assert judge(result_of("route", {}, router(**figures))).verdict is verdict
+    result = judge(result_of("route", {}, router(**figures)))
+    assert result.verdict is verdict
+    shown = result.metrics["worst"]["route"]["ratio"]
+    assert shown == figures.get("weight_error", 0.0) / ROUTER_WEIGHT_FLOOR
 
 
 @pytest.mark.parametrize("arm", ["baseline", "candidate"])

@@ -213,22 +213,32 @@ def _router_findings(
     if plain and not own <= ROUTER_WEIGHT_FLOOR:
         message = f"the baseline's routing weights err by {own:.3g}, its contract allows {ROUTER_WEIGHT_FLOOR:.3g}"
         yield Finding(op, f"{where}: {message}", unit)
-    weights = bounds.accept(
-        router["candidate"]["weight_error"], router["baseline"]["weight_error"], ROUTER_WEIGHT_FLOOR
-    )
+    weights = _routing_weights(router)
     if not weights:
         yield Finding(op, f"{where}: relative error of the routing weights is {weights}", unit)
+
+
+def _routing_weights(router: Mapping[str, Any]) -> bounds.Acceptance:
+    """The relative errors of the routing weights, which are not among the outputs: 0 would hide a small one there."""
+    own, error = router["baseline"]["weight_error"], router["candidate"]["weight_error"]
+    return bounds.accept(error, own, ROUTER_WEIGHT_FLOOR)
 
 
 def _worst(results: Mapping[str, dict[str, Json]], op: str) -> _Worst:
     worst = _Worst(where="none")
     for result in results.values():
         for case in result["cases"] if result["op"] == op else ():
-            for name, output in case["outputs"].items():
-                for measure, acceptance in _acceptances(output):
-                    if acceptance.ratio > worst.ratio:
-                        where = f"{name}, {measure}, {result['width']}, {result['rows']} rows, {case['family']}"
-                        worst = _Worst(acceptance.ratio, acceptance.required_multiple, where, output["bias"])
+            seen = [
+                (f"{name}, {measure}", acceptance, output["bias"])
+                for name, output in case["outputs"].items()
+                for measure, acceptance in _acceptances(output)
+            ]
+            if case["router"] is not None:
+                seen.append(("weights, relative", _routing_weights(case["router"]), 0.0))
+            for what, acceptance, bias in seen:
+                if acceptance.ratio > worst.ratio:
+                    where = f"{what}, {result['width']}, {result['rows']} rows, {case['family']}"
+                    worst = _Worst(acceptance.ratio, acceptance.required_multiple, where, bias)
     return worst
 
 

@@ -1,0 +1,13 @@
+"""`decodegate` over the real target as a program of its own, so that a test can kill it."""
+
+from __future__ import annotations
+
+import sys
+
+from validation import environment
+from validation.cli.app import main
+
+if __name__ == "__main__":
+    # Someone may commit while the test runs; resuming across commits is refused, which is not the matter here.
+    environment.git_state = lambda root: (None, None)
+    sys.exit(main())
