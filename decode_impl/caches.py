@@ -37,7 +37,7 @@ class LatentCache:
         shape = (pages + 1, page_size, config.latent_row)
         device = weights.embedding.device
         layers = config.full_attention_layers
-        self.scales = {i: _checked_scales(weights, i) if dtype == "fp8" else (1.0, 1.0) for i in layers}
+        self.scales = _checked_scales(weights, layers) if dtype == "fp8" else dict.fromkeys(layers, (1.0, 1.0))
         self.layers = {i: torch.zeros(shape, dtype=KV_DTYPES[dtype], device=device) for i in layers}
         self.page_size = page_size
         self._free = list(range(pages, 0, -1))
@@ -71,18 +71,24 @@ class LatentCache:
             self._free.append(page)
 
 
-def _checked_scales(weights: ModelWeights, layer: int) -> tuple[float, float]:
-    rank = weights.layers[layer].attention[0]
-    assert isinstance(rank, MlaWeights)
-    for name, scale in (("k_scale", rank.k_scale), ("q_scale", rank.q_scale)):
-        if scale is None or not math.isfinite(scale) or scale <= 0:
-            raise ScaleError(
-                f"kv_cache_dtype fp8 needs a positive {name} in the checkpoint for layer {layer}, it is {scale}; "
-                "use kv_cache_dtype bf16 or a checkpoint with FP8 scales"
-            )
-    assert rank.k_scale is not None
-    assert rank.q_scale is not None
-    return rank.q_scale, rank.k_scale
+def _checked_scales(weights: ModelWeights, layers: Sequence[int]) -> dict[int, tuple[float, float]]:
+    """Query and key scale of every layer; all that are missing or unusable are named at once."""
+    scales: dict[int, tuple[float, float]] = {}
+    problems = []
+    for layer in layers:
+        rank = weights.layers[layer].attention[0]
+        assert isinstance(rank, MlaWeights)
+        named = {"k_scale": rank.k_scale, "q_scale": rank.q_scale}
+        usable = {name: x for name, x in named.items() if x is not None and math.isfinite(x) and x > 0}
+        problems += [f"{name} of layer {layer} is {x}" for name, x in named.items() if name not in usable]
+        if len(usable) == len(named):
+            scales[layer] = usable["q_scale"], usable["k_scale"]
+    if problems:
+        raise ScaleError(
+            f"kv_cache_dtype fp8 needs a positive k_scale and q_scale in the checkpoint: {', '.join(problems)}; "
+            "use kv_cache_dtype bf16 or a checkpoint with FP8 scales"
+        )
+    return scales
 
 
 @dataclass(frozen=True)

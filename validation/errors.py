@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_LONGEST = 800
+_LONGEST = 4000
 
 
 class UsageError(ValueError):

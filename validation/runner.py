@@ -84,7 +84,7 @@ def run(
     """
     check_settings(request.profile, request.gates)
     context = _context(request, target)
-    _open_arms(context)
+    _open_arms(request, context)
     created = datetime.now(UTC)
     folder = RunFolder.find(out, resume) if resume is not None else RunFolder.create(out, new_run_id(created))
     with folder.lock():
@@ -240,9 +240,18 @@ def _context(request: Request, target: Target) -> Context:
     return Context(target=target, baseline=baseline, candidate=candidate, seed=request.seed, settings={})
 
 
-def _open_arms(context: Context) -> None:
-    """Refuse arms that the target cannot open before anything is measured."""
-    for arm in (context.baseline, context.candidate):
+def _open_arms(request: Request, context: Context) -> None:
+    """Refuse what the target cannot open before anything is measured: both arms, and every variant of a gate."""
+    arms = dict.fromkeys((context.baseline, context.candidate))
+    for gate in request.gates:
+        if missing(gate, context.target) is not None:
+            continue
+        try:
+            planned = gate.arms(replace(context, settings=request.profile.gates[gate.name]))
+        except ValueError as error:
+            raise UsageError(f"gate {gate.name} cannot run: {one_line(error)}") from error
+        arms |= dict.fromkeys(planned)
+    for arm in arms:
         _open(context.target, arm)
 
 

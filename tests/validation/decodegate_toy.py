@@ -127,6 +127,9 @@ class ErrorGate:
             return f"rows must be a list of row counts, not {rows!r}"
         return None
 
+    def arms(self, context: Context) -> Sequence[ArmConfig]:
+        return context.baseline, context.candidate
+
     def plan(self, context: Context) -> Sequence[Unit]:
         return [Unit(f"rows-{rows}", {"rows": rows}) for rows in context.settings["rows"]]
 

@@ -147,7 +147,7 @@ def figures(log_ratio: Sequence[float], cache_ratio: float = 1.0, rms: float = 0
         "kl_by_sequence": kl,
         "log_kl_by_sequence": [math.log(x) for x in kl],
         "kl_by_position": [sum(kl) / len(kl)] * DECODE,
-        "caches": {kind: [0.01 * cache_ratio] * len(kl) for kind in ("state", "conv", "latent")},
+        "caches": {kind: [0.1 * cache_ratio] * len(kl) for kind in ("state", "conv", "latent")},
         "summary": {
             "judged": len(kl) * DECODE,
             "reference_nonfinite": 0,
@@ -219,7 +219,7 @@ def test_nothing_measured_is_no_pass() -> None:
 def test_each_cache_has_its_own_allowance(kind: str) -> None:
     for factor, expected in ((0.95, Verdict.PASS), (1.05, Verdict.FAIL)):
         result = cell(spread(1.0, 0.0))
-        result["candidate"]["caches"][kind] = [0.01 * CACHE_MULTIPLE * factor] * N
+        result["candidate"]["caches"][kind] = [0.1 * CACHE_MULTIPLE * factor] * N
         assert verdict(result) is expected
     findings = judge_cell("cell", result, 0, 1).findings
     assert [finding.component for finding in findings] == [f"{kind} cache"]

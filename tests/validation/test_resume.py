@@ -54,7 +54,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     assert len(kept) == len(set(kept)) == done_before
     log.write_text("")
 
-    assert decodegate("run", "--resume", killed.run_id, "--out", str(decodegate.runs)) == 0
+    assert decodegate("run", "--workers", "1", "--resume", killed.run_id, "--out", str(decodegate.runs)) == 0
     assert sorted(toy.measured(log)) == sorted(set(UNITS) - set(kept))
     assert not list(killed.path.rglob("*.tmp"))
     resumed = killed.read_record()
@@ -85,7 +85,7 @@ def test_an_interrupt_keeps_the_work_and_says_how_to_go_on(
     assert decodegate.err == expected
     monkeypatch.delenv("TOY_INTERRUPT_AT")
     log.write_text("")
-    assert decodegate("run", "--resume", run_id, "--out", str(decodegate.runs)) == 0
+    assert decodegate("run", "--workers", "1", "--resume", run_id, "--out", str(decodegate.runs)) == 0
     assert list(toy.measured(log)) == ["rows-8", "rows-16", "rows-32", "rows-64"]
 
 
@@ -112,7 +112,7 @@ def test_a_damaged_unit_file_is_measured_again(decodegate: CommandLine, log: Pat
     assert callable(damage)
     path.write_bytes(damage(path.read_bytes()))
     log.write_text("")
-    assert decodegate("run", "--resume", folder.run_id, "--out", str(decodegate.runs)) == 0
+    assert decodegate("run", "--workers", "1", "--resume", folder.run_id, "--out", str(decodegate.runs)) == 0
     assert list(toy.measured(log)) == ["rows-2"]
     assert stable_bytes(folder.read_record()) == before
 
@@ -133,7 +133,7 @@ def test_a_run_of_other_things_is_not_resumed(decodegate: CommandLine, arguments
     before = (folder.path / "record.json").read_bytes()
     decodegate.write_profile(toy.PROFILE.replace("[1, 2, 4, 8, 16]", "[1, 2]"))
     words = [word.format(profile=decodegate.profile) for word in arguments]
-    assert decodegate("run", "--resume", folder.run_id, "--out", str(decodegate.runs), *words) == 2
+    assert decodegate("run", "--workers", "1", "--resume", folder.run_id, "--out", str(decodegate.runs), *words) == 2
     assert reason in decodegate.err
     assert (folder.path / "record.json").read_bytes() == before
 
@@ -141,14 +141,18 @@ def test_a_run_of_other_things_is_not_resumed(decodegate: CommandLine, arguments
 def test_a_changed_model_is_not_resumed(decodegate: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert decodegate.run() == 0
     monkeypatch.setattr(toy.ToyTarget, "version", "2")
-    assert decodegate("run", "--resume", decodegate.newest().run_id, "--out", str(decodegate.runs)) == 2
+    assert (
+        decodegate("run", "--workers", "1", "--resume", decodegate.newest().run_id, "--out", str(decodegate.runs)) == 2
+    )
     assert "target fingerprint version: was 1, is 2" in decodegate.err
 
 
 def test_another_commit_is_not_resumed(decodegate: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert decodegate.run() == 0
     monkeypatch.setattr(environment, "git_state", lambda root: ("abc", False))
-    assert decodegate("run", "--resume", decodegate.newest().run_id, "--out", str(decodegate.runs)) == 2
+    assert (
+        decodegate("run", "--workers", "1", "--resume", decodegate.newest().run_id, "--out", str(decodegate.runs)) == 2
+    )
     assert "git commit: was None, is abc" in decodegate.err
 
 
@@ -156,6 +160,6 @@ def test_a_run_in_use_is_not_resumed(decodegate: CommandLine) -> None:
     assert decodegate.run() == 0
     folder = decodegate.newest()
     with RunFolder(folder.path).lock():
-        assert decodegate("run", "--resume", folder.run_id, "--out", str(decodegate.runs)) == 2
+        assert decodegate("run", "--workers", "1", "--resume", folder.run_id, "--out", str(decodegate.runs)) == 2
     assert f"is in use by process {os.getpid()}; wait for it or stop it" in decodegate.err
-    assert decodegate("run", "--resume", folder.run_id, "--out", str(decodegate.runs)) == 0
+    assert decodegate("run", "--workers", "1", "--resume", folder.run_id, "--out", str(decodegate.runs)) == 0

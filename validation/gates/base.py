@@ -100,6 +100,14 @@ class Gate(Protocol):
         """Why these settings (a profile's `[gates.NAME]` table) are not valid, or None."""
         ...
 
+    def arms(self, context: Context) -> Sequence[ArmConfig]:
+        """Every arm that the units will open, so that one that cannot be opened is refused before anything is measured.
+
+        Raises:
+            ValueError: the settings cannot be measured on this target at all.
+        """
+        ...
+
     def plan(self, context: Context) -> Sequence[Unit]:
         """The units to measure, in order; the same for the same context."""
         ...

@@ -11,7 +11,7 @@ from numerics.families import FAMILIES, K3_SHARD_8, K3_SHARD_16, Dims, make_case
 from validation.gates.base import Context, Finding, GateResult, Json, Plot, Table, Unit
 from validation.gates.numerics_measure import measure_case
 from validation.gates.settings import integers, positive_integer, problems, subset
-from validation.targets.base import Capability, Target
+from validation.targets.base import ArmConfig, Capability, Target
 from validation.verdict import Verdict
 
 MODEL = "model"
@@ -76,6 +76,10 @@ class NumericsGate:
             },
             optional=("ops",),
         )
+
+    def arms(self, context: Context) -> Sequence[ArmConfig]:
+        """Both arms as they are."""
+        return context.baseline, context.candidate
 
     def plan(self, context: Context) -> Sequence[Unit]:
         """A unit per op, width and row count."""

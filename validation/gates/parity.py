@@ -16,7 +16,7 @@ from validation.gates.parity_judge import judge_cell
 from validation.gates.parity_measure import Arms, measure_parity, other_ranks, windows
 from validation.gates.parity_report import cell_table, flip_plot, flip_table, position_plot, ratio_plot, summary
 from validation.gates.settings import cells, integers, positive_integer, problems
-from validation.targets.base import Arm, ArmConfig, Capability
+from validation.targets.base import ArmConfig, Capability
 from validation.verdict import Verdict
 
 
@@ -48,6 +48,16 @@ class ParityGate:
         twice = sorted({unit for unit in ids if ids.count(unit) > 1})
         return f"cells name {', '.join(twice)} more than once" if twice else None
 
+    def arms(self, context: Context) -> Sequence[ArmConfig]:
+        """Baseline, candidate and floor of every cache format and rank count, at their largest batch."""
+        windows(context.target, 1, context.settings["prompt_length"] + context.settings["decode_length"], context.seed)
+        return [
+            arm
+            for cell in context.settings["cells"]
+            for ranks in cell["tensor_parallel"]
+            for arm in _arms(context, cell["kv_cache_dtype"], ranks, max(cell["batches"]))
+        ]
+
     def plan(self, context: Context) -> Sequence[Unit]:
         """A unit per cache format, tensor parallelism and batch size."""
         return _units(context.settings)
@@ -58,19 +68,17 @@ class ParityGate:
         prompt, decode = context.settings["prompt_length"], context.settings["decode_length"]
         count = -(-max(batch, context.settings["min_sequences"]) // batch) * batch
         sequences = windows(context.target, count, prompt + decode, _seed(context.seed, unit.id))
-        cell = {"kv_cache_dtype": kv, "max_context": prompt + decode, "max_batch": max(batch, 2)}
-        floor_ranks = other_ranks(ranks) if Capability.RANKS in context.target.capabilities else ranks
-
-        def arm(config: ArmConfig, tensor_parallel: int) -> Arm:
-            return context.target.open(replace(config, tensor_parallel=tensor_parallel, **cell))
-
-        arms = Arms(
-            baseline=arm(context.baseline, ranks),
-            candidate=arm(context.candidate, ranks),
-            floor=arm(context.baseline, floor_ranks),
-        )
+        configs = _arms(context, kv, ranks, batch)
+        arms = Arms(*(context.target.open(config) for config in configs))
         measured = measure_parity(arms, sequences, batch, prompt)
-        return {"kv": kv, "tp": ranks, "batch": batch, "prompt": prompt, "floor_tp": floor_ranks, **measured}
+        return {
+            "kv": kv,
+            "tp": ranks,
+            "batch": batch,
+            "prompt": prompt,
+            "floor_tp": configs[2].tensor_parallel,
+            **measured,
+        }
 
     def judge(self, results: Mapping[str, dict[str, Json]], context: Context) -> GateResult:
         """Every cell equivalent, its caches within their multiple, and the candidate's own path run."""
@@ -94,6 +102,24 @@ class ParityGate:
             tables=[cell_table(results, judged), flip_table(results)],
             plots=[position_plot(results), ratio_plot(judged), flip_plot(results)],
         )
+
+
+def _arms(context: Context, kv: str, ranks: int, batch: int) -> tuple[ArmConfig, ArmConfig, ArmConfig]:
+    """Baseline, candidate and floor of one cell; the floor is a baseline with another number of ranks, if it can be."""
+    floor_ranks = other_ranks(ranks) if Capability.RANKS in context.target.capabilities else ranks
+    length = context.settings["prompt_length"] + context.settings["decode_length"]
+
+    def arm(config: ArmConfig, tensor_parallel: int) -> ArmConfig:
+        return replace(
+            config,
+            kv_cache_dtype=kv,
+            tensor_parallel=tensor_parallel,
+            max_context=length,
+            # The floor decodes a single sequence in company of a second.
+            max_batch=max(batch, 2),
+        )
+
+    return arm(context.baseline, ranks), arm(context.candidate, ranks), arm(context.baseline, floor_ranks)
 
 
 def _units(settings: Mapping[str, Json]) -> list[Unit]:

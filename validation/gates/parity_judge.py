@@ -90,8 +90,9 @@ def _ratio(logs: Sequence[float], floor_logs: Sequence[float], alpha: float, see
     return Interval(math.exp(log.mean), math.exp(log.lower), math.exp(log.upper), alpha, log.n)
 
 
-_CACHE_RESOLUTION = 2.0**-14
-"""Relative difference added to a cache's before its logarithm: far below what one rounding to BF16 costs (2^-9)."""
+_CACHE_RESOLUTION = 2.0**-9
+"""Relative difference added to a cache's before its logarithm: half a ULP of BF16. The first layer's caches have no
+noise in the floor, while an honest candidate may skip one such rounding there."""
 
 
 def _logarithms(figures: Sequence[float]) -> list[float]:
