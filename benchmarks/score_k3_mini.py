@@ -1,6 +1,6 @@
 """Score the embedded k3-mini on eval items through the project's own engine; the figures of its model card.
 
-python tests/evals/score_k3_mini.py --set aime --count 100 [--kv fp8] [--temperature 1]
+python benchmarks/score_k3_mini.py --set aime --count 100 [--kv fp8] [--temperature 1]
 """
 
 from __future__ import annotations
