@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -237,6 +236,11 @@ _POSITIVE_INTEGERS = (
     "linear_attn_config.short_conv_kernel_size",
 )
 
+_LARGEST = 2**24
+"""No size or constant of such a model is larger; beyond it a typing error would only exhaust the memory."""
+
+_MOST = {"num_hidden_layers": 4096, "num_experts": 65536}
+
 _POSITIVE_NUMBERS = ("activation_situ_beta", "activation_situ_linear_beta", "routed_scaling_factor", "rms_norm_eps")
 
 _NUMBERS = (*_POSITIVE_NUMBERS, "linear_attn_config.gate_lower_bound")
@@ -257,6 +261,11 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _shown(value: Any) -> str:
+    text = repr(value) if not _is_integer(value) or abs(value) <= _LARGEST**2 else "a huge integer"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def _unsupported_fields(fields: Mapping[str, Any]) -> list[str]:
     problems = []
     for path, wanted in _REQUIRED_VALUES.items():
@@ -264,19 +273,19 @@ def _unsupported_fields(fields: Mapping[str, Any]) -> list[str]:
         if value != wanted:
             problems.append(f"{path} is {value!r}, only {wanted!r} is supported")
     for path in _POSITIVE_INTEGERS:
-        value = _lookup(fields, path)
-        if not _is_integer(value) or value < 1:
-            problems.append(f"{path} is {value!r}, a positive integer is needed")
+        value, most = _lookup(fields, path), _MOST.get(path, _LARGEST)
+        if not _is_integer(value) or not 1 <= value <= most:
+            problems.append(f"{path} is {_shown(value)}, an integer from 1 to {most} is needed")
     for path in _NUMBERS:
         value = _lookup(fields, path)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            problems.append(f"{path} is {value!r}, a finite number is needed")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+            problems.append(f"{path} is {_shown(value)}, a finite number of at most {_LARGEST} is needed")
         elif path in _POSITIVE_NUMBERS and value <= 0:
             problems.append(f"{path} is {value!r}, a positive number is needed")
     for path in (*_TOKEN_IDS, "first_k_dense_replace"):
         value = _lookup(fields, path)
-        if not _is_integer(value) or value < 0:
-            problems.append(f"{path} is {value!r}, a non-negative integer is needed")
+        if not _is_integer(value) or not 0 <= value <= _LARGEST:
+            problems.append(f"{path} is {_shown(value)}, an integer from 0 to {_LARGEST} is needed")
     return problems or _inconsistent_fields(fields)
 
 
@@ -409,6 +418,8 @@ def read_config(path: Path) -> ModelConfig:
         raise ConfigError(f"{file}: not found; a checkpoint folder holds config.json and *.safetensors") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read ({error})") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: not valid JSON for a model: nested too deeply") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}: not valid JSON, line {error.lineno}: {error.msg}") from None
     if not isinstance(fields, dict):

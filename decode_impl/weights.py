@@ -102,6 +102,10 @@ class ModelWeights:
     lm_head: tuple[Tensor, ...]
 
 
+_MOST_RANKS = 64
+"""Ranks of the largest domain that the decode is meant for, with room."""
+
+
 class _Reader:
     """Tensors of one layer by upstream name, on the model's device and in its compute dtype."""
 
@@ -125,8 +129,11 @@ def shard_weights(
     """Cut a checked checkpoint's tensors into every rank's weights.
 
     Raises:
-        ValueError: an expert's width cannot be cut into `ranks` shares without cutting MXFP4 blocks apart.
+        ValueError: more ranks than any deployment has, or an expert's width that cannot be cut into `ranks` shares without
+            cutting MXFP4 blocks apart.
     """
+    if not 1 <= ranks <= _MOST_RANKS:
+        raise ValueError(f"tensor_parallel is {ranks}, allowed are 1 to {_MOST_RANKS}")
     read = _Reader(tensors, "", device or torch.device("cpu"))
     rows = [share(config.vocab_size, ranks, r) for r in range(ranks)]
     head = read("lm_head.weight")

@@ -108,7 +108,7 @@ def profile_from(content: Mapping[str, Any], where: str) -> Profile:
     except ValidationError as error:
         problems = "; ".join(_problem(dict(item)) for item in error.errors())
         raise UsageError(f"{where}: {problems}") from error
-    problems = "; ".join(_unknown_names(profile))
+    problems = "; ".join([*_unknown_names(profile), *_same_arms(profile)])
     if problems:
         raise UsageError(f"{where}: {problems}")
     return profile
@@ -136,6 +136,8 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"profile {str(path)!r} cannot be read: {error.strerror or one_line(error)}") from error
+    except RecursionError as error:
+        raise UsageError(f"{path}: not valid TOML: nested too deeply") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except tomllib.TOMLDecodeError as error:
@@ -144,6 +146,13 @@ def _read(path: Path) -> dict[str, Any]:
         lines = text.rstrip().split("\n")
         line, column = (found[1], found[2]) if found else (len(lines), len(lines[-1]) + 1)
         raise UsageError(f"{path}:{line}:{column}: not valid TOML: {reason}") from error
+
+
+def _same_arms(profile: Profile) -> list[str]:
+    backend = profile.candidate.decode_backend
+    if backend != profile.baseline.decode_backend:
+        return []
+    return [f"candidate.decode_backend: {backend!r}, like the baseline's; there is nothing to compare"]
 
 
 def _unknown_names(profile: Profile) -> list[str]:

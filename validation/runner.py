@@ -39,7 +39,7 @@ from validation.samples import write_samples
 from validation.storage import RunFolder, new_run_id
 from validation.targets.base import ArmConfig, Capability, Target, TargetError
 from validation.verdict import Verdict, exit_code
-from validation.version import version
+from validation.version import code_version
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def _first_record(request: Request, context: Context, run_id: str, created: date
         run=RunInfo(id=run_id, created=_text(created), command=list(request.command)),
         environment=environment(),
         stable=Stable(
-            decodegate=version(),
+            decodegate=code_version(),
             seed=request.seed,
             profile=ProfileDoc(name=request.profile_name, content=request.profile.content()),
             selected=None if request.selected is None else sorted(request.selected),

@@ -179,7 +179,7 @@ class RunFolder:
         try:
             document = json.loads(self.file("units", gate, f"{unit}.json").read_bytes())
             record = UnitRecord.model_validate(document)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         result = record.content
         whole = record.sha256 == digest(document["content"])

@@ -1,8 +1,14 @@
-"""The version of decodegate that is running."""
+"""The version of decodegate that is running, and the digest of the code that it is made of."""
 
 from __future__ import annotations
 
+import hashlib
+from functools import cache
 from importlib import metadata
+from pathlib import Path
+
+PACKAGES = ("numerics", "decode_impl", "evals", "validation")
+_DIGITS = 12
 
 
 def version() -> str:
@@ -11,3 +17,14 @@ def version() -> str:
         return metadata.version("decodegate")
     except metadata.PackageNotFoundError:
         return "source"
+
+
+@cache
+def code_version() -> str:
+    """The version with a digest of all Python files of the packages: an edit that nobody committed changes it too."""
+    root = Path(__file__).resolve().parents[1]
+    code = hashlib.sha256()
+    for package in PACKAGES:
+        for file in sorted((root / package).rglob("*.py")):
+            code.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return f"{version()} (code {code.hexdigest()[:_DIGITS]})"

@@ -58,7 +58,7 @@ def route_disagreements(
     Raises ValueError for shapes that do not belong together.
     """
     n, E = logits.shape
-    if ids.shape != (n, k) or bias.shape != (E,) or not 0 < k < E:
+    if ids.shape != (n, k) or bias.shape != (E,) or not 0 < k <= E:
         raise ValueError(
             f"routing {n} rows to {k} of {E} experts cannot have ids {tuple(ids.shape)} and bias {tuple(bias.shape)}"
         )
@@ -71,6 +71,7 @@ def route_disagreements(
     left_out = score.scatter(-1, safe, -torch.inf)
     ranked = score.sort(dim=-1, descending=True).values
     ulp = F32.ulp(ranked[:, k - 1])
+    runner_up = ranked[:, k] if k < E else torch.full_like(ranked[:, 0], -torch.inf)
     violation = (left_out.amax(-1) - taken.amin(-1)).clamp(min=0) / ulp
     violation = torch.where(wellformed, violation, torch.inf)
     violation = torch.where(judged, violation, 0.0)
@@ -81,7 +82,7 @@ def route_disagreements(
         malformed=int((~wellformed & judged).sum()),
         disagreements=int((violation > 0).sum()),
         violation_ulps=violation,
-        margin_ulps=torch.where(judged, (ranked[:, k - 1] - ranked[:, k]) / ulp, torch.nan),
+        margin_ulps=torch.where(judged, (ranked[:, k - 1] - runner_up) / ulp, torch.nan),
         order_ulps=torch.where(judged & wellformed, rise, 0.0),
         weight_error=None if weights is None else _weight_error(s, safe, weights, scaling, judged & wellformed),
     )

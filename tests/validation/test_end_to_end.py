@@ -328,7 +328,7 @@ def larger_vocabulary(model: Path) -> None:
                 "mla_use_nope is False",
                 "topk_group is 2",
                 "use_full_rank_gate is False",
-                "q_lora_rank is None, a positive integer is needed",
+                "q_lora_rank is None, an integer from 1 to",
             ],
         ),
         (truncated_weights, ["model.safetensors: not a whole safetensors file"]),
@@ -379,7 +379,7 @@ def test_an_arm_is_refused_with_every_reason_at_once(
         "max batch is 65, at most 64 requests can decode specialised",
         "tensor parallelism is 3, allowed are (1, 2, 4, 8, 16)",
         "max_context is 9000, the model's max_position_embeddings is 8192",
-        "kv_cache_dtype fp8 needs a positive k_scale in the checkpoint for layer 0",
+        "kv_cache_dtype fp8 needs a positive k_scale and q_scale in the checkpoint: k_scale of layer 0 is None",
     ]
     refused(place, capsys, reasons)
 

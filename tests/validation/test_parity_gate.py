@@ -22,7 +22,14 @@ from validation.gates import parity_measure
 from validation.gates.base import GateResult
 from validation.gates.parity import ParityGate
 from validation.gates.parity_judge import CACHE_MULTIPLE, FLIP_SIGMAS, TAIL_MULTIPLE, TYPICAL_MULTIPLE, judge_cell
-from validation.gates.parity_measure import Arms, measure_parity, other_composition, other_ranks, windows
+from validation.gates.parity_measure import (
+    KL_RESOLUTION,
+    Arms,
+    measure_parity,
+    other_composition,
+    other_ranks,
+    windows,
+)
 from validation.record import gate_doc
 from validation.targets.base import Arm, ArmConfig, Capability, Counters, ForcedStep
 from validation.targets.builtin import BuiltinTarget
@@ -428,3 +435,18 @@ def test_settings_that_cannot_be_are_explained(change: dict[str, Any], reason: s
     assert reason in (ParityGate().settings_error({**settings_of(), **change}) or "")
     assert ParityGate().settings_error(settings_of()) is None
     assert ParityGate.needs == {Capability.TEACHER_FORCED, Capability.FULL_LOGITS, Capability.READ_STATE}
+
+
+def test_logits_that_carry_no_information_decide_nothing() -> None:
+    result = cell(spread(1.0, 0.0))
+    for arm in ("candidate", "floor"):
+        result[arm]["log_kl_by_sequence"] = [math.log(KL_RESOLUTION)] * N
+        result[arm]["kl_by_sequence"] = [0.0] * N
+    assert verdict(result) is Verdict.INCONCLUSIVE
+
+
+def test_a_model_without_a_kind_of_cache_is_judged_by_the_others() -> None:
+    result = cell(spread(1.0, 0.0))
+    for arm in ("candidate", "floor"):
+        result[arm]["caches"]["latent"] = []
+    assert verdict(result) is Verdict.PASS

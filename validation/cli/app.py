@@ -18,6 +18,8 @@ from validation.verdict import EXIT_USAGE, Verdict, exit_code
 from validation.version import version
 
 _EXIT_INTERRUPTED = 130
+_EXIT_ABORT_BISECT = 129
+"""`git bisect run` takes 2 for a bad commit and stops at 128 and above: a wrong command must stop it."""
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(name="decodegate", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -33,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return int(result or 0)
     except UsageError as error:
-        return _refuse(str(error))
+        return _refuse(str(error), words)
     except _CommandLineError as error:
         words_of = getattr(error, "format_message", error.__str__)
-        return _refuse(f"{words_of().rstrip('.')}; see decodegate --help")
+        return _refuse(f"{words_of().rstrip('.')}; see decodegate --help", words)
     except RunInterrupted as error:
         print(f"decodegate: {error}", file=sys.stderr)
         return _EXIT_INTERRUPTED
@@ -181,6 +183,6 @@ def faults() -> int:
     return 0
 
 
-def _refuse(message: str) -> int:
+def _refuse(message: str, words: Sequence[str]) -> int:
     print(f"decodegate: {one_line(message)}", file=sys.stderr)
-    return EXIT_USAGE
+    return _EXIT_ABORT_BISECT if "--bisect-exit" in words else EXIT_USAGE

@@ -16,6 +16,9 @@ class OutputFormat(StrEnum):
     GITHUB = "github"
 
 
+MOST_THREADS = 256
+"""More threads than any machine of ours has cores; the threading library aborts on absurd numbers."""
+
 _WHAT = "What is judged"
 _HOW = "How it runs"
 _OUTPUT = "What comes out"
@@ -72,6 +75,7 @@ ThreadsOption = Annotated[
     typer.Option(
         "--threads",
         min=1,
+        max=MOST_THREADS,
         metavar="N",
         help="Torch threads of each process; bits may depend on it. Default: 1.",
         rich_help_panel=_HOW,
@@ -120,7 +124,7 @@ BisectOption = Annotated[
     bool,
     typer.Option(
         "--bisect-exit",
-        help="Exit with 125 instead of 3 or 4, so that git bisect run skips the commit.",
+        help="For git bisect run: 125 (skip) instead of 3 or 4, 129 (stop) instead of 2.",
         rich_help_panel=_OUTPUT,
     ),
 ]

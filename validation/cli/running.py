@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from validation.cli.options import MOST_THREADS
 from validation.environment import default_workers, set_threads
 from validation.errors import UsageError
 from validation.faults.base import Fault
@@ -16,7 +17,7 @@ from validation.gates.base import Gate
 from validation.gates.registry import load_gate
 from validation.loading import load_faults
 from validation.processes import LocalProcesses
-from validation.profile import DEFAULT_PROFILE, ModelSection, Profile, load_profile, profile_from
+from validation.profile import DEFAULT_PROFILE, EMBEDDED, ModelSection, Profile, load_profile, profile_from
 from validation.progress import Lines, Live, Progress
 from validation.record import RunRecord
 from validation.reports import github, markdown, terminal
@@ -56,6 +57,8 @@ def judge(options: RunOptions) -> int:
     threads = options.threads
     if threads is None and earlier is not None:
         threads = earlier.environment.threads
+        if not 1 <= threads <= MOST_THREADS:
+            raise UsageError(f"the record says {threads} threads, 1 to {MOST_THREADS} are allowed")
     set_threads(threads)
     target = load_target(request.profile.target.kind, request.profile.model.folder())
     console = Console()
@@ -129,7 +132,9 @@ def _profile(options: RunOptions, earlier: RunRecord | None) -> tuple[str, Profi
     else:
         name, profile = load_profile(DEFAULT_PROFILE if options.profile is None else options.profile)
     if options.model is not None:
-        profile = profile.model_copy(update={"model": ModelSection(path=str(options.model))})
+        # A folder that is called like the embedded model is still a folder.
+        path = f"./{options.model}" if str(options.model) == EMBEDDED else str(options.model)
+        profile = profile.model_copy(update={"model": ModelSection(path=path)})
     return name, profile
 
 

@@ -36,18 +36,25 @@ FLIP_SIGMAS = 12.0
 
 @dataclass(frozen=True)
 class CellJudgement:
-    """The judgement of one cell. Ratios are in floors, with one-sided bounds; None where nothing could be compared."""
+    """The judgement of one cell. Ratios are in floors, with one-sided bounds; None where nothing could be compared.
+
+    `blind` where the floor is below the resolution: two roundings of the baseline give the same logits, as with a head
+    of zeros, so the logits would not show a wrong candidate either.
+    """
 
     kl: float
     floor: float
     typical: Interval | None = None
     caches: Mapping[str, Interval] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
+    blind: bool = False
 
     @property
     def undecided(self) -> bool:
         """Nothing wrong was proven, but the typical KL was not shown to be within its allowance either."""
-        return not self.findings and self.typical is not None and self.typical.upper > TYPICAL_MULTIPLE
+        if self.findings or self.typical is None:
+            return False
+        return self.blind or self.typical.upper > TYPICAL_MULTIPLE
 
     @property
     def ratio(self) -> float:
@@ -75,13 +82,16 @@ def judge_cell(unit: str, result: Mapping[str, Any], seed: int, cells_in_all: in
     caches = {
         kind: _ratio(_logarithms(candidate["caches"][kind]), _logarithms(floor["caches"][kind]), alpha, seed)
         for kind in STATE_KINDS
+        if candidate["caches"][kind]
     }
     findings = [
         *_typical_findings(unit, typical, caches),
         *_tail_findings(unit, candidate, floor, alpha, seed),
         *_flip_findings(unit, candidate["summary"], floor["summary"]),
     ]
-    return CellJudgement(kl, noise, typical, caches, findings)
+    log_floor = floor["log_kl_by_sequence"]
+    blind = math.exp(sum(log_floor) / len(log_floor)) < _BLIND * KL_RESOLUTION
+    return CellJudgement(kl, noise, typical, caches, findings, blind)
 
 
 def _ratio(logs: Sequence[float], floor_logs: Sequence[float], alpha: float, seed: int) -> Interval:
@@ -89,6 +99,9 @@ def _ratio(logs: Sequence[float], floor_logs: Sequence[float], alpha: float, see
     log = bootstrap_mean([a - b for a, b in zip(logs, floor_logs, strict=True)], alpha, seed)
     return Interval(math.exp(log.mean), math.exp(log.lower), math.exp(log.upper), alpha, log.n)
 
+
+_BLIND = 2.0
+"""A floor of no KL at all has the resolution itself as its typical KL; an honest one is hundreds of times that."""
 
 _CACHE_RESOLUTION = 2.0**-9
 """Relative difference added to a cache's before its logarithm: half a ULP of BF16. The first layer's caches have no

@@ -73,6 +73,9 @@ class _Seen:
     def add_caches(self, reference: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
         for kind in STATE_KINDS:
             names = [name for name in reference if name.endswith(f".{kind}")]
+            if not names:
+                # A model without such layers has no such cache.
+                continue
             self.caches[kind].append(_relative_rms([(reference[name], other[name]) for name in names]))
 
 
@@ -139,7 +142,9 @@ def _relative_rms(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
     """RMS of the difference over RMS of the reference, all layers together."""
     difference = sum(float((other.double() - exact.double()).square().sum()) for exact, other in pairs)
     size = sum(float(exact.double().square().sum()) for exact, _ in pairs)
-    return math.sqrt(difference / size) if size else math.inf
+    if not size:
+        return 0.0 if difference == 0 else math.inf
+    return math.sqrt(difference / size)
 
 
 def _difference(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:

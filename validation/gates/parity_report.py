@@ -24,8 +24,14 @@ def summary(results: Results, judged: Mapping[str, CellJudgement], undecided: Se
     if failed:
         return f"{seen}; beyond allowance: {', '.join(failed)}"
     if undecided:
-        return f"{seen}; undecided: {', '.join(undecided)} (more sequences would decide: raise min_sequences)"
+        return f"{seen}; undecided: {', '.join(undecided)} ({_remedy(judged, undecided)})"
     return f"{seen}; all within allowance"
+
+
+def _remedy(judged: Mapping[str, CellJudgement], undecided: Sequence[str]) -> str:
+    if any(judged[unit].blind for unit in undecided):
+        return "two roundings of the baseline give the same logits, so they would not show a wrong candidate either"
+    return "more sequences would decide: raise min_sequences"
 
 
 def cell_table(results: Results, judged: Mapping[str, CellJudgement]) -> Table:

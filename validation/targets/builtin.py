@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -76,6 +77,7 @@ class BuiltinTarget:
         return {
             "model": self._checkpoint.config.name,
             "weights_sha256": self._checkpoint.digest,
+            "tokenizer_sha256": self._tokenizer_digest,
             "specialised path": "emulation",
             "device": "cpu",
             "torch": torch.__version__,
@@ -88,6 +90,11 @@ class BuiltinTarget:
             TargetError: the model folder has no readable tokenizer.json.
         """
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _tokenizer_digest(self) -> str:
+        file = self._folder / "tokenizer.json" if self._folder else None
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else "none"
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
