@@ -129,8 +129,8 @@ def shard_weights(
     """Cut a checked checkpoint's tensors into every rank's weights.
 
     Raises:
-        ValueError: more ranks than any deployment has, or an expert's width that cannot be cut into `ranks` shares without
-            cutting MXFP4 blocks apart.
+        ValueError: more ranks than any deployment has, or an expert's width that cannot be cut into `ranks` shares
+            without cutting MXFP4 blocks apart.
     """
     if not 1 <= ranks <= _MOST_RANKS:
         raise ValueError(f"tensor_parallel is {ranks}, allowed are 1 to {_MOST_RANKS}")
