@@ -54,9 +54,8 @@ def test_toml_nested_too_deeply_is_refused(tmp_path: Path) -> None:
 def test_arms_with_one_backend_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "same.toml"
     sections = "".join(f'[{arm}]\ndecode_backend = "auto"\n' for arm in ("baseline", "candidate"))
-    path.write_text(
-        f'description = "x"\nrequired = ["numerics"]\n[target]\nkind = "builtin"\n{sections}[gates.numerics]\nrows = [1]\n'
-    )
+    head = 'description = "x"\nrequired = ["numerics"]\n[target]\nkind = "builtin"\n'
+    path.write_text(f"{head}{sections}[gates.numerics]\nrows = [1]\n")
     with pytest.raises(UsageError, match="there is nothing to compare"):
         load_profile(str(path))
 
