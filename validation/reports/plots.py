@@ -23,6 +23,7 @@ from validation.reports.text import shortened, visible_line
 # Okabe and Ito, "Color Universal Design" (2008), without the yellow, which is too light on white.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = "osD^vP"
+_FEW_DECADES = 15
 _INK = "#123454"
 """Stands for the colour of the surrounding text until the SVG is written."""
 
@@ -97,8 +98,11 @@ def _draw(axes: Axes, plot: PlotDoc) -> None:
 
 def _plain_ticks(axis: Axis) -> None:
     """Decades as plain numbers: their usual form is mathematical markup, which is switched off here."""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    low, high = axis.get_view_interval()
+    axis.set_major_formatter(plain)
+    # An axis of little more than a decade has hardly a decade mark to label.
+    axis.set_minor_formatter(plain if high < _FEW_DECADES * low else NullFormatter())
 
 
 def _lines(axes: Axes, plot: PlotDoc) -> None:
