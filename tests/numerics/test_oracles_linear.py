@@ -1,4 +1,9 @@
-"""Promises of the oracles of projection, RMSNorm, all-reduce, attention residuals and the output mix."""
+"""Promises of the oracles of projection, RMSNorm, all-reduce, attention residuals and the output mix.
+
+Two FP64 computations of one value, in another order, differ by at most about (operations) x 2^-53 of the largest term:
+from 1e-14 for a handful of operations to 1e-10 through thousands with cancellation. A wrong
+formula is off by 1e-3 and more.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +62,7 @@ def test_rms_norm_gives_unit_power_and_keeps_direction_and_weight() -> None:
     x, weight = normal(4, 64, std=100.0), normal(64, seed=1)
     y = ORACLES["rms_norm"]({"x": x, "weight": weight, "eps": 1e-5})["y"]
     unweighted = y / weight.double()
+    # Power falls short of 1 by eps over the mean square of x: 1e-5 / 1e4.
     assert torch.allclose(unweighted.square().mean(-1), torch.ones(4, dtype=torch.float64), atol=1e-8)
     assert torch.allclose(unweighted / x.double(), (unweighted[:, :1] / x[:, :1].double()).expand(4, 64))
 

@@ -1,4 +1,9 @@
-"""Promises of the oracles of the mixture of experts, and of the judgement of expert sets."""
+"""Promises of the oracles of the mixture of experts, and of the judgement of expert sets.
+
+Two FP64 computations of one value, in another order, differ by at most about (operations) x 2^-53 of the largest term:
+from 1e-14 for a handful of operations to 1e-10 through thousands with cancellation. A wrong
+formula is off by 1e-3 and more.
+"""
 
 from __future__ import annotations
 
