@@ -12,7 +12,7 @@ from torch import Tensor
 from decode_impl.batch import Chunk
 from decode_impl.prefix_cache import PrefixCache
 from decode_impl.runner import ModelRunner, StepResult
-from decode_impl.sampling import SamplingError, SamplingParams, sample
+from decode_impl.sampling import SamplingError, SamplingParams
 
 
 class RequestError(ValueError):
@@ -67,7 +67,9 @@ class Engine:
     def __init__(self, runner: ModelRunner) -> None:
         deployment = runner.deployment
         self.runner = runner
-        self.prefixes = PrefixCache(runner.latents, deployment.prefix_block, deployment.prefix_snapshots)
+        self.prefixes: PrefixCache = runner.parts["prefix_cache"](
+            runner.latents, deployment.prefix_block, deployment.prefix_snapshots
+        )
         self._requests: dict[str, Request] = {}
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -224,7 +226,7 @@ class Engine:
         if request.computed < len(request.tokens):
             return
         try:
-            token = sample(logits, request.sampling, request.computed)
+            token = self.runner.parts["sample"](logits, request.sampling, request.computed)
         except SamplingError as error:
             request.error = str(error)
             self._end(request, Finish.ERROR)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from decode_impl import generic
-from decode_impl.batch import Chunk, build_batch
+from decode_impl.batch import Batch, Chunk
 from decode_impl.caches import LatentCache, StateCache
 from decode_impl.deployment import Deployment, DeploymentError
 from decode_impl.model import forward
 from decode_impl.ops import OpTable
+from decode_impl.parts import PARTS, PartTable
 from decode_impl.specialized import emulation
-from decode_impl.specialized.plan import Decision, plan, require_agreement
+from decode_impl.specialized.plan import Decision, require_agreement
 from decode_impl.specialized.requirements import unsupported
 from decode_impl.weights import ModelWeights
 
@@ -44,21 +45,29 @@ class StepResult:
 
 
 class ModelRunner:
-    """Weights, caches and paths of one deployment. Requests' slots and pages are the caller's to manage.
+    """Weights, caches, paths and parts of one deployment. Requests' slots and pages are the caller's to manage.
 
     Raises:
         DeploymentError: the specialised path was asked for and refuses; every reason is listed.
     """
 
-    def __init__(self, weights: ModelWeights, deployment: Deployment, paths: Paths = BUILTIN_PATHS) -> None:
+    def __init__(
+        self,
+        weights: ModelWeights,
+        deployment: Deployment,
+        paths: Paths = BUILTIN_PATHS,
+        parts: PartTable = PARTS,
+    ) -> None:
         self.specialized_on = deployment.decode_backend == "latency_specialized"
         if self.specialized_on:
             reasons = unsupported(weights.config, deployment)
             if reasons:
                 raise DeploymentError("decode_backend latency_specialized is refused: " + "; ".join(reasons))
-        self.weights, self.deployment, self.paths = weights, deployment, paths
-        self.latents = LatentCache(weights, deployment.kv_cache_dtype, deployment.pool_pages, deployment.page_size)
-        self.states = StateCache(weights, deployment.state_dtype, deployment.max_batch)
+        self.weights, self.deployment, self.paths, self.parts = weights, deployment, paths, parts
+        self.latents: LatentCache = parts["latent_cache"](
+            weights, deployment.kv_cache_dtype, deployment.pool_pages, deployment.page_size
+        )
+        self.states: StateCache = parts["state_cache"](weights, deployment.state_dtype, deployment.max_batch)
         self.steps: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
 
@@ -74,14 +83,16 @@ class ModelRunner:
         path, ops = GENERIC, self.paths.generic
         if decision.specialized:
             path, ops = SPECIALIZED, self.paths.specialized
-        batch = build_batch(chunks, self.deployment.page_size, self.deployment.max_pages, decision.bin or 0, all_logits)
+        batch: Batch = self.parts["build_batch"](
+            chunks, self.deployment.page_size, self.deployment.max_pages, decision.bin or 0, all_logits
+        )
         on_device = batch.to(self.weights.embedding.device)
         logits = forward(self.weights, ops, on_device, self.latents, self.states)
         self.steps[path] += 1
         return StepResult(logits, path)
 
     def _decide(self, chunks: Sequence[Chunk], all_logits: bool) -> Decision:
-        decision = require_agreement([plan(chunks, all_logits) for _ in range(self.weights.ranks)])
+        decision = require_agreement([self.parts["plan"](chunks, all_logits) for _ in range(self.weights.ranks)])
         if not self.specialized_on:
             return Decision(None, decision.reason)
         if decision.reason:
