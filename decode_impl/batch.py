@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,12 +11,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive tokens of one request, `start` of them cached already; `pages` cover all up to the last one."""
+    """Consecutive tokens of one request, `start` of them cached already; `pages` cover all up to the last one.
+
+    `slot` holds the state before the first token. A *verify* chunk, the last committed token and its drafts, also has
+    `targets`: the slot that receives the state after each of its tokens. Other chunks leave only their last state, in
+    `slot`.
+    """
 
     tokens: Sequence[int]
     start: int
     slot: int
     pages: Sequence[int]
+    targets: Sequence[int] = ()
+
+    @property
+    def verifies(self) -> bool:
+        """True for a committed token with drafts behind it."""
+        return bool(self.targets)
 
 
 @dataclass(frozen=True)
@@ -30,21 +41,39 @@ class SequenceRows:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A step's tensors. Rows 0 .. decode_rows-1 are single tokens, one per request or padding; sequences follow.
+class VerifyRows:
+    """The verify chunks of one width: their rows, request by request, and the slots they read and write.
 
-    tokens, positions: i64 [n]; slots, lengths: i64 [decode_rows]; block_table: i64 [decode_rows, max_pages].
-    `logit_rows` are the rows whose logits are wanted, in the order of the chunks given.
+    sources: i64 [n]; targets: i64 [n, width].
+    """
+
+    rows: slice
+    sources: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's tensors. Rows come in three parts: single tokens, one per request or padding (`decode_rows`); verify
+    chunks, by width (up to `attend_rows`); longer chunks of prompts.
+
+    tokens, positions (page * page_size + offset), indices (the token's place in its request): i64 [n];
+    slots: i64 [decode_rows]; lengths: i64 [attend_rows]; block_table: i64 [attend_rows, max_pages].
+    `logit_rows` are the rows whose logits are wanted, in the order of the chunks given, `logit_counts` of each chunk.
     """
 
     tokens: Tensor
     positions: Tensor
+    indices: Tensor
     decode_rows: int
     slots: Tensor
+    attend_rows: int
     lengths: Tensor
     block_table: Tensor
+    verify: Sequence[VerifyRows]
     sequences: Sequence[SequenceRows]
     logit_rows: Tensor
+    logit_counts: Sequence[int]
 
     def to(self, device: torch.device) -> Batch:
         """The same step with its tensors on `device`."""
@@ -52,9 +81,13 @@ class Batch:
             self,
             tokens=self.tokens.to(device),
             positions=self.positions.to(device),
+            indices=self.indices.to(device),
             slots=self.slots.to(device),
             lengths=self.lengths.to(device),
             block_table=self.block_table.to(device),
+            verify=[
+                replace(rows, sources=rows.sources.to(device), targets=rows.targets.to(device)) for rows in self.verify
+            ],
             sequences=[replace(rows, block_table=rows.block_table.to(device)) for rows in self.sequences],
             logit_rows=self.logit_rows.to(device),
         )
@@ -63,41 +96,82 @@ class Batch:
 def build_batch(
     chunks: Sequence[Chunk], page_size: int, max_pages: int, pad_to: int = 0, all_logits: bool = False
 ) -> Batch:
-    """Lay chunks out as a step: single tokens first, then null rows up to `pad_to`, then longer chunks.
+    """Lay chunks out as a step: single tokens, null rows so that single and verify rows fill `pad_to`, verify chunks by
+    width, longer chunks.
 
-    Logits are wanted for the last row of every chunk, or with `all_logits` for all rows of every chunk.
+    Logits are wanted for all rows of a verify chunk and the last row of every other, or with `all_logits` for all rows.
     """
-    single = [i for i, chunk in enumerate(chunks) if len(chunk.tokens) == 1]
-    longer = [i for i, chunk in enumerate(chunks) if len(chunk.tokens) > 1]
-    padding = max(0, pad_to - len(single))
-    tokens = [chunks[i].tokens[0] for i in single] + [0] * padding
-    positions = [_flat_position(chunks[i], 0, page_size) for i in single] + [0] * padding
-    rows_of = {i: range(row, row + 1) for row, i in enumerate(single)}
-    sequences = []
-    for i in longer:
-        chunk = chunks[i]
-        first = len(tokens)
-        rows_of[i] = range(first, first + len(chunk.tokens))
-        tokens += chunk.tokens
-        positions += [_flat_position(chunk, offset, page_size) for offset in range(len(chunk.tokens))]
-        table = torch.tensor(chunk.pages, dtype=torch.int64)
-        sequences.append(SequenceRows(slice(first, len(tokens)), chunk.slot, chunk.start, table))
-    wanted = [row for i in range(len(chunks)) for row in (rows_of[i] if all_logits else rows_of[i][-1:])]
-    table = torch.zeros(len(single) + padding, max_pages, dtype=torch.int64)
-    for row, i in enumerate(single):
-        table[row, : len(chunks[i].pages)] = torch.tensor(chunks[i].pages)
+    verify = sorted((i for i, chunk in enumerate(chunks) if chunk.verifies), key=lambda i: len(chunks[i].tokens))
+    single = [i for i, chunk in enumerate(chunks) if len(chunk.tokens) == 1 and not chunk.verifies]
+    longer = [i for i, chunk in enumerate(chunks) if len(chunk.tokens) > 1 and not chunk.verifies]
+    padding = max(0, pad_to - len(single) - sum(len(chunks[i].tokens) for i in verify))
+    decode_rows = len(single) + padding
+    rows = dict(_consecutive(chunks, single, 0)) | dict(_consecutive(chunks, [*verify, *longer], decode_rows))
+
+    null = _Rows([0] * padding, [0] * padding, [0] * padding)
+    parts = [_rows(chunks, single, page_size), null, _rows(chunks, [*verify, *longer], page_size)]
+    attending = [*single, *[None] * padding, *(i for i in verify for _ in chunks[i].tokens)]
+    table = torch.zeros(len(attending), max_pages, dtype=torch.int64)
+    for row, owner in enumerate(attending):
+        if owner is not None:
+            table[row, : len(chunks[owner].pages)] = torch.tensor(chunks[owner].pages)
+    indices = [index for part in parts for index in part.indices]
+    wanted = [list(rows[i]) if all_logits or chunk.verifies else [rows[i][-1]] for i, chunk in enumerate(chunks)]
     return Batch(
-        tokens=torch.tensor(tokens),
-        positions=torch.tensor(positions),
-        decode_rows=len(single) + padding,
+        tokens=torch.tensor([token for part in parts for token in part.tokens]),
+        positions=torch.tensor([position for part in parts for position in part.positions]),
+        indices=torch.tensor(indices),
+        decode_rows=decode_rows,
         slots=torch.tensor([chunks[i].slot for i in single] + [0] * padding, dtype=torch.int64),
-        lengths=torch.tensor([chunks[i].start + 1 for i in single] + [0] * padding, dtype=torch.int64),
+        attend_rows=len(attending),
+        lengths=torch.tensor(
+            [0 if owner is None else indices[row] + 1 for row, owner in enumerate(attending)], dtype=torch.int64
+        ),
         block_table=table,
-        sequences=sequences,
-        logit_rows=torch.tensor(wanted, dtype=torch.int64),
+        verify=list(_verify_rows(chunks, verify, rows)),
+        sequences=[
+            SequenceRows(
+                slice(rows[i].start, rows[i].stop),
+                chunks[i].slot,
+                chunks[i].start,
+                torch.tensor(chunks[i].pages, dtype=torch.int64),
+            )
+            for i in longer
+        ],
+        logit_rows=torch.tensor([row for each in wanted for row in each], dtype=torch.int64),
+        logit_counts=[len(each) for each in wanted],
     )
 
 
-def _flat_position(chunk: Chunk, offset: int, page_size: int) -> int:
-    page, within = divmod(chunk.start + offset, page_size)
-    return chunk.pages[page] * page_size + within
+@dataclass(frozen=True)
+class _Rows:
+    tokens: list[int]
+    positions: list[int]
+    indices: list[int]
+
+
+def _rows(chunks: Sequence[Chunk], order: Sequence[int], page_size: int) -> _Rows:
+    rows = _Rows([], [], [])
+    for chunk in (chunks[i] for i in order):
+        rows.tokens.extend(chunk.tokens)
+        for index in range(chunk.start, chunk.start + len(chunk.tokens)):
+            page, within = divmod(index, page_size)
+            rows.positions.append(chunk.pages[page] * page_size + within)
+            rows.indices.append(index)
+    return rows
+
+
+def _consecutive(chunks: Sequence[Chunk], order: Sequence[int], first: int) -> Iterable[tuple[int, range]]:
+    for i in order:
+        yield i, range(first, first + len(chunks[i].tokens))
+        first += len(chunks[i].tokens)
+
+
+def _verify_rows(chunks: Sequence[Chunk], verify: Sequence[int], rows: dict[int, range]) -> Iterable[VerifyRows]:
+    for width in sorted({len(chunks[i].tokens) for i in verify}):
+        group = [i for i in verify if len(chunks[i].tokens) == width]
+        yield VerifyRows(
+            slice(rows[group[0]].start, rows[group[-1]].stop),
+            torch.tensor([chunks[i].slot for i in group]),
+            torch.tensor([list(chunks[i].targets) for i in group]),
+        )

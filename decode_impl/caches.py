@@ -1,6 +1,7 @@
 """Caches of a decode: paged latent rows for MLA, slots of conv window and recurrent state for KDA.
 
-Page 0 and slot 0 are null: padded rows point at them, nobody owns them, nothing ever writes them.
+Page 0 and slot 0 (with speculation, the first slot of every column) are null: padded rows point at them, nobody owns
+them, nothing ever writes them.
 """
 
 from __future__ import annotations
@@ -100,9 +101,15 @@ class StateSnapshot:
 
 
 class StateCache:
-    """Conv window and recurrent state of every KDA layer and rank, one slot per request."""
+    """Conv window and recurrent state of every KDA layer and rank.
 
-    def __init__(self, weights: ModelWeights, dtype: str, slots: int) -> None:
+    A request owns `columns` consecutive slots: one, and with speculation one more per draft, so that a verify step
+    keeps the state after each of its tokens and committing is choosing a column. The first `columns` slots are null.
+    """
+
+    def __init__(self, weights: ModelWeights, dtype: str, requests: int, columns: int = 1) -> None:
+        self.columns = columns
+        slots = (requests + 1) * columns
         config = weights.config
         device, d = weights.embedding.device, config.kda_head_dim
         self.conv: dict[tuple[int, int], Tensor] = {}
@@ -110,19 +117,19 @@ class StateCache:
         for layer in config.kda_layers:
             for rank, part in enumerate(weights.layers[layer].attention):
                 assert isinstance(part, KdaWeights)
-                window = (slots + 1, 3 * part.heads * d, config.conv_kernel - 1)
+                window = (slots, 3 * part.heads * d, config.conv_kernel - 1)
                 self.conv[layer, rank] = torch.zeros(window, dtype=torch.bfloat16, device=device)
-                shape = (slots + 1, part.heads, d, d)
+                shape = (slots, part.heads, d, d)
                 self.state[layer, rank] = torch.zeros(shape, dtype=STATE_DTYPES[dtype], device=device)
-        self._free = list(range(slots, 0, -1))
+        self._free = list(range(requests * columns, 0, -columns))
 
     @property
     def free_slots(self) -> int:
-        """Slots that nobody owns."""
+        """Requests that still find slots."""
         return len(self._free)
 
     def allocate(self) -> int:
-        """Take a free slot and clear it: a new request must not see the last owner's state.
+        """Take a request's slots, return the first, and clear them: nobody may see the last owner's state.
 
         Raises:
             CacheFull: none is left.
@@ -131,11 +138,11 @@ class StateCache:
             raise CacheFull("no free slot in the state cache")
         slot = self._free.pop()
         for pool in (*self.conv.values(), *self.state.values()):
-            pool[slot] = 0
+            pool[slot : slot + self.columns] = 0
         return slot
 
     def release(self, slot: int) -> None:
-        """Give a slot back."""
+        """Give a request's slots back, by the first."""
         self._free.append(slot)
 
     def snapshot(self, slot: int) -> StateSnapshot:

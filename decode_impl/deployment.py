@@ -18,6 +18,7 @@ class DeploymentError(ValueError):
 class Deployment:
     """Options of an engine. `max_context` counts tokens of one request, prompt and output together.
 
+    `drafts` is the number of tokens that a drafter guesses per step; 0 decodes without speculation.
     `pages` is the latent-cache pool (all requests); None gives every request its full context.
     """
 
@@ -32,6 +33,7 @@ class Deployment:
     prefill_chunk: int = 256
     prefix_block: int = 64
     prefix_snapshots: int = 32
+    drafts: int = 0
 
     def __post_init__(self) -> None:
         checks = [
@@ -44,6 +46,7 @@ class Deployment:
             ),
             None if self.pages is None else _at_least("pages", self.pages, 1),
             _at_least("prefix_snapshots", self.prefix_snapshots, 0),
+            _at_least("drafts", self.drafts, 0),
         ]
         if self.page_size > 0 and (self.prefix_block < 1 or self.prefix_block % self.page_size):
             checks.append(f"prefix_block is {self.prefix_block}, a multiple of page_size {self.page_size} is needed")

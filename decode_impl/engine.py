@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
+from decode_impl.acceptance import Acceptance
 from decode_impl.batch import Chunk
+from decode_impl.drafter.drafter import NO_DRAFT
 from decode_impl.prefix_cache import PrefixCache
 from decode_impl.runner import ModelRunner, StepResult
 from decode_impl.sampling import SamplingError, SamplingParams
@@ -30,7 +33,11 @@ class Finish(StrEnum):
 
 @dataclass
 class Request:
-    """One request: its prompt, what it has generated, and where it stands. `computed` counts tokens in the caches."""
+    """One request: its prompt, what it has generated, and where it stands.
+
+    `computed` counts tokens in the caches. `slot` is the first of the request's state slots and `column` says which of
+    them holds the state after `computed` tokens. `drafts` are guesses at what follows, not yet verified.
+    """
 
     id: str
     prompt: list[int]
@@ -40,6 +47,8 @@ class Request:
     output: list[int] = field(default_factory=list)
     computed: int = 0
     slot: int = 0
+    column: int = 0
+    drafts: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     finish: Finish | None = None
     error: str = ""
@@ -70,6 +79,7 @@ class Engine:
         self.prefixes: PrefixCache = runner.parts["prefix_cache"](
             runner.latents, deployment.prefix_block, deployment.prefix_snapshots
         )
+        self.acceptance = Acceptance(deployment.drafts)
         self._requests: dict[str, Request] = {}
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -158,8 +168,9 @@ class Engine:
         if not scheduled:
             return None
         result = self.runner.execute([chunk for _, chunk in scheduled])
-        for (request, chunk), logits in zip(scheduled, result.logits, strict=True):
+        for (request, chunk), logits in zip(scheduled, result.by_chunk(), strict=True):
             self._advance(request, chunk, logits)
+        self._draft([request for request, _ in scheduled if request.running])
         return result
 
     def run(self) -> None:
@@ -176,7 +187,7 @@ class Engine:
                 for page in entry.pages:
                     self.runner.latents.share(page)
                 request.pages = list(entry.pages)
-                self.runner.states.restore(request.slot, entry.state)
+                self.runner.states.restore(request.slot + request.column, entry.state)
                 request.computed = len(entry.tokens)
             self._running.append(request)
 
@@ -191,9 +202,15 @@ class Engine:
             if not self._secure_pages(request, request.computed + length):
                 break
             prefill_taken |= length > 1
-            tokens = request.tokens[request.computed : request.computed + length]
-            scheduled.append((request, Chunk(tokens, request.computed, request.slot, tuple(request.pages))))
+            scheduled.append((request, self._chunk(request, length)))
         return [(request, chunk) for request, chunk in scheduled if request.running]
+
+    def _chunk(self, request: Request, length: int) -> Chunk:
+        """The request's next tokens; its drafts, if it has any, behind the last one."""
+        start, source = request.computed, request.slot + request.column
+        tokens = request.tokens[start : start + length] + request.drafts
+        targets = range(request.slot, request.slot + len(tokens)) if request.drafts else ()
+        return Chunk(tokens, start, source, tuple(request.pages), tuple(targets))
 
     def _next_length(self, request: Request) -> int:
         """Tokens of the request's next chunk: it ends at the prompt's end, the chunk limit or a prefix boundary."""
@@ -204,8 +221,14 @@ class Engine:
         return remaining
 
     def _secure_pages(self, request: Request, length: int) -> bool:
-        """Give the request pages for `length` tokens; False if it had to be preempted itself."""
+        """Give the request pages for `length` tokens and its drafts; False if it had to be preempted itself.
+
+        For drafts nobody is preempted: they are dropped where free pages do not suffice.
+        """
         latents = self.runner.latents
+        if -(-(length + len(request.drafts)) // latents.page_size) - len(request.pages) > latents.free_pages:
+            request.drafts = []
+        length += len(request.drafts)
         while len(request.pages) < -(-length // latents.page_size):
             if latents.free_pages:
                 request.pages.append(latents.allocate())
@@ -217,25 +240,79 @@ class Engine:
         return True
 
     def _advance(self, request: Request, chunk: Chunk, logits: Tensor) -> None:
-        request.computed += len(chunk.tokens)
-        # A state that gave NaN must not be handed to later requests.
-        if self.prefixes.is_boundary(request.computed) and bool(logits.isfinite().all()):
-            pages = request.pages[: request.computed // self.runner.latents.page_size]
-            state = self.runner.states.snapshot(request.slot)
-            self.prefixes.add(request.tokens[: request.computed], pages, state)
-        if request.computed < len(request.tokens):
-            return
+        """Take what a step computed for one request: commit tokens, keep the state after the last of them."""
+        if chunk.verifies:
+            committed = self._commit_verified(request, chunk, logits)
+        else:
+            committed = len(chunk.tokens)
+            if request.computed + committed == len(request.tokens):
+                self._commit(request, logits[-1], request.computed + committed)
+        self._keep_prefixes(request, chunk, committed, logits)
+        request.computed += committed
+        if request.finish:
+            self._release(request)
+
+    def _commit_verified(self, request: Request, chunk: Chunk, logits: Tensor) -> int:
+        """Commit the request's own choice after every token, as long as the next draft was that choice.
+
+        A draft is accepted where it equals the token that would be drawn without drafts, so text never depends on them:
+        for drafts that are certain of themselves this is the standard rejection rule.
+        """
+        drafts = chunk.tokens[1:]
+        committed = 0
+        for row, draft in zip(logits, [*drafts, None], strict=True):
+            committed += 1
+            token = self._commit(request, row, chunk.start + committed)
+            if request.finish or token != draft:
+                break
+        request.column = committed - 1
+        self.acceptance.count(len(drafts), committed - 1)
+        return committed
+
+    def _commit(self, request: Request, logits: Tensor, position: int) -> int | None:
+        """Choose the token at `position` and end the request where it ends; None if nothing can be chosen."""
         try:
-            token = self.runner.parts["sample"](logits, request.sampling, request.computed)
+            token: int = self.runner.parts["sample"](logits, request.sampling, position)
         except SamplingError as error:
-            request.error = str(error)
-            self._end(request, Finish.ERROR)
-            return
+            request.error, request.finish = str(error), Finish.ERROR
+            return None
         request.output.append(token)
         if token in request.stop_tokens:
-            self._end(request, Finish.STOP)
+            request.finish = Finish.STOP
         elif len(request.output) == request.max_tokens:
-            self._end(request, Finish.LENGTH)
+            request.finish = Finish.LENGTH
+        return token
+
+    def _keep_prefixes(self, request: Request, chunk: Chunk, committed: int, logits: Tensor) -> None:
+        """Cache the prefixes that end inside this step where their state is known: after it, or in a column of it."""
+        for offset in range(1 if chunk.verifies else committed, committed + 1):
+            length = chunk.start + offset
+            # A state that gave NaN must not be handed to later requests.
+            if not self.prefixes.is_boundary(length) or not bool(logits.isfinite().all()):
+                continue
+            pages = request.pages[: length // self.runner.latents.page_size]
+            slot = chunk.targets[offset - 1] if chunk.verifies else chunk.slot
+            self.prefixes.add(request.tokens[:length], pages, self.runner.states.snapshot(slot))
+
+    def _draft(self, requests: Sequence[Request]) -> None:
+        """Give every decoding request the drafts of its next step, no more than it may still generate."""
+        drafter, drafts = self.runner.drafter, self.runner.deployment.drafts
+        for request in requests:
+            request.drafts = []
+        ready = [
+            r for r in requests if r.output and len(r.tokens) == r.computed + 1 and r.max_tokens > len(r.output) + 1
+        ]
+        if not drafter or not ready:
+            return
+        table = torch.zeros(len(ready), max(len(r.pages) for r in ready), dtype=torch.int64)
+        for row, request in enumerate(ready):
+            table[row, : len(request.pages)] = torch.tensor(request.pages)
+        anchors, places = torch.tensor([r.output[-1] for r in ready]), torch.tensor([r.computed for r in ready])
+        device = drafter.cache.device
+        rows = drafter.draft(anchors.to(device), places.to(device), table.to(device), drafts).tolist()
+        for request, row in zip(ready, rows, strict=True):
+            if NO_DRAFT not in row:
+                request.drafts = row[: request.max_tokens - len(request.output) - 1]
 
     def _preempt(self, request: Request) -> None:
         self._release(request)
@@ -244,8 +321,8 @@ class Engine:
         self._waiting.appendleft(request)
 
     def _end(self, request: Request, finish: Finish) -> None:
-        self._release(request)
         request.finish = finish
+        self._release(request)
 
     def _release(self, request: Request) -> None:
         """Take slot and pages from a request that may own some."""
@@ -254,4 +331,4 @@ class Engine:
             self.runner.states.release(request.slot)
         for page in request.pages:
             self.runner.latents.release(page)
-        request.slot, request.pages = 0, []
+        request.slot, request.column, request.pages, request.drafts = 0, 0, [], []

@@ -7,8 +7,8 @@ joined by the ops that reduce over ranks. Notation and roundings: docs/ops.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,12 +39,31 @@ class Residual:
         self.blocks = embedded.new_zeros(embedded.shape[0], blocks, embedded.shape[1])
 
 
-def forward(weights: ModelWeights, ops: OpTable, batch: Batch, latents: LatentCache, states: StateCache) -> Tensor:
-    """Run one step and return the logits of the wanted rows, f32 [m, vocab]. Caches are written in place."""
+class Step(NamedTuple):
+    """What a step computed: logits f32 [m, vocab] of the wanted rows, and the tapped hidden states bf16 [n, H] each."""
+
+    logits: Tensor
+    taps: tuple[Tensor, ...]
+
+
+def forward(
+    weights: ModelWeights,
+    ops: OpTable,
+    batch: Batch,
+    latents: LatentCache,
+    states: StateCache,
+    taps: Sequence[int] = (),
+) -> Step:
+    """Run one step. Caches are written in place.
+
+    Tap `i` is the residual *mixture* that enters the attention of layer `i`, of all rows; tap `num_hidden_layers` is
+    the mixture behind the last layer.
+    """
     config = weights.config
+    tapped: dict[int, Tensor] = {}
     residual = Residual(weights.embedding[batch.tokens], config.residual_blocks)
     for index, layer in enumerate(weights.layers):
-        x = _into_attention(config, ops, index, layer.attention_residual, residual)
+        x = tapped[index] = _into_attention(config, ops, index, layer.attention_residual, residual)
         if config.is_mla(index):
             heads = _mla(config, ops, index, layer, x, batch, latents)
         else:
@@ -58,12 +77,13 @@ def forward(weights: ModelWeights, ops: OpTable, batch: Batch, latents: LatentCa
         num_blocks=config.residual_blocks,
         **_residual_arguments(config, weights.final_residual),
     )
+    tapped[config.num_hidden_layers] = hidden
     # Pure decode projects its padding too: a matrix product over fewer rows than the bin may give a row other bits.
     pure_decode = not batch.sequences
     hidden = hidden if pure_decode else hidden[batch.logit_rows]
     hidden = ops["rms_norm"](x=hidden, weight=weights.norm, eps=config.rms_norm_eps)
     logits = torch.cat([ops["projection"](x=hidden, weight=part) for part in weights.lm_head], dim=-1).float()
-    return logits[batch.logit_rows] if pure_decode else logits
+    return Step(logits[batch.logit_rows] if pure_decode else logits, tuple(tapped[i] for i in taps))
 
 
 def _residual_arguments(config: ModelConfig, weights: ResidualWeights) -> dict[str, Any]:
@@ -150,6 +170,10 @@ def _kda(
         parts = []
         if batch.decode_rows:
             parts.append(ops["kda_step"](proj=proj[: batch.decode_rows], slots=batch.slots, **arguments))
+        for verify in batch.verify:
+            parts.append(
+                ops["kda_verify"](proj=proj[verify.rows], sources=verify.sources, targets=verify.targets, **arguments)
+            )
         for rows in batch.sequences:
             parts.append(ops["kda_sequence"](proj=proj[rows.rows], slot=rows.slot, **arguments))
         outputs.append(torch.cat(parts))
@@ -203,9 +227,9 @@ def _mla(
 
 
 def _attend(ops: OpTable, q: Tensor, batch: Batch, shared: dict[str, Any]) -> Iterator[Tensor]:
-    if batch.decode_rows:
+    if batch.attend_rows:
         yield ops["mla_attend"](
-            q=q[: batch.decode_rows], block_table=batch.block_table, lengths=batch.lengths, **shared
+            q=q[: batch.attend_rows], block_table=batch.block_table, lengths=batch.lengths, **shared
         )
     for rows in batch.sequences:
         yield ops["mla_attend_sequence"](q=q[rows.rows], block_table=rows.block_table, start=rows.start, **shared)

@@ -24,6 +24,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "attn_res": ("prefix", "mixed"),
     "output_mix": ("prefix", "mixed"),
     "kda_step": ("y",),
+    "kda_verify": ("y",),
     "kda_sequence": ("y",),
     "mla_query": ("q",),
     "mla_attend": ("latent",),
@@ -39,6 +40,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 
 POOLS: dict[str, tuple[str, ...]] = {
     "kda_step": ("conv_state", "state"),
+    "kda_verify": ("conv_state", "state"),
     "kda_sequence": ("conv_state", "state"),
     "mla_query": ("cache",),
 }

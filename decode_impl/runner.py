@@ -13,6 +13,8 @@ from decode_impl import generic
 from decode_impl.batch import Batch, Chunk
 from decode_impl.caches import LatentCache, StateCache
 from decode_impl.deployment import Deployment, DeploymentError
+from decode_impl.drafter.drafter import Drafter
+from decode_impl.drafter.model import DrafterModel
 from decode_impl.model import forward
 from decode_impl.ops import OpTable
 from decode_impl.parts import PARTS, PartTable
@@ -38,17 +40,26 @@ BUILTIN_PATHS = Paths(generic.OPS, emulation.OPS)
 
 @dataclass(frozen=True)
 class StepResult:
-    """Logits f32 [m, vocab] of the wanted rows, and the path that computed them."""
+    """Logits f32 [m, vocab] of the wanted rows, `counts` of them for every chunk, and the path that computed them."""
 
     logits: Tensor
     path: str
+    counts: Sequence[int]
+
+    def by_chunk(self) -> tuple[Tensor, ...]:
+        """The logits of every chunk, f32 [rows, vocab] each."""
+        return tuple(torch.split(self.logits, list(self.counts)))
 
 
 class ModelRunner:
     """Weights, caches, paths and parts of one deployment. Requests' slots and pages are the caller's to manage.
 
+    With `deployment.drafts` a drafter observes every step, and the state cache has a column per draft.
+
     Raises:
-        DeploymentError: the specialised path was asked for and refuses; every reason is listed.
+        DeploymentError: the specialised path was asked for and refuses, with every reason; or drafts were asked for and
+            there is no drafter that makes so many.
+        DrafterError: the drafter was made for a target of another shape.
     """
 
     def __init__(
@@ -57,6 +68,7 @@ class ModelRunner:
         deployment: Deployment,
         paths: Paths = BUILTIN_PATHS,
         parts: PartTable = PARTS,
+        drafter: DrafterModel | None = None,
     ) -> None:
         self.specialized_on = deployment.decode_backend == "latency_specialized"
         if self.specialized_on:
@@ -67,19 +79,23 @@ class ModelRunner:
         self.latents: LatentCache = parts["latent_cache"](
             weights, deployment.kv_cache_dtype, deployment.pool_pages, deployment.page_size
         )
-        self.states: StateCache = parts["state_cache"](weights, deployment.state_dtype, deployment.max_batch)
+        self.states: StateCache = parts["state_cache"](
+            weights, deployment.state_dtype, deployment.max_batch, 1 + deployment.drafts
+        )
+        self.drafter = self._place(drafter)
         self.steps: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
 
     @torch.inference_mode()
     def execute(self, chunks: Sequence[Chunk], all_logits: bool = False) -> StepResult:
-        """Run one step over `chunks`. Logits come in the order of the chunks: the last row of each, or all rows.
+        """Run one step over `chunks`. Logits come in the order of the chunks: all rows of a verify chunk and the last
+        of every other, or all rows.
 
         A step without chunks runs nothing and is not counted as a step.
         """
         decision = self._decide(chunks, all_logits)
         if not chunks:
-            return StepResult(self.weights.norm.new_zeros(0, self.weights.config.vocab_size).float(), GENERIC)
+            return StepResult(self.weights.norm.new_zeros(0, self.weights.config.vocab_size).float(), GENERIC, ())
         path, ops = GENERIC, self.paths.generic
         if decision.specialized:
             path, ops = SPECIALIZED, self.paths.specialized
@@ -87,9 +103,26 @@ class ModelRunner:
             chunks, self.deployment.page_size, self.deployment.max_pages, decision.bin or 0, all_logits
         )
         on_device = batch.to(self.weights.embedding.device)
-        logits = forward(self.weights, ops, on_device, self.latents, self.states)
+        taps = self.drafter.taps if self.drafter else ()
+        step = forward(self.weights, ops, on_device, self.latents, self.states, taps)
+        if self.drafter:
+            self.drafter.observe(step.taps, on_device.positions, on_device.indices)
         self.steps[path] += 1
-        return StepResult(logits, path)
+        return StepResult(step.logits, path, batch.logit_counts)
+
+    def _place(self, model: DrafterModel | None) -> Drafter | None:
+        """The drafter beside this runner's caches; None without speculation."""
+        deployment = self.deployment
+        if not deployment.drafts:
+            return None
+        if model is None:
+            raise DeploymentError(f"drafts is {deployment.drafts}, but no drafter was given; use drafts 0 or give one")
+        if deployment.drafts > model.config.max_drafts:
+            raise DeploymentError(
+                f"drafts is {deployment.drafts}, the drafter makes at most {model.config.max_drafts} in one pass"
+            )
+        placed: Drafter = self.parts["drafter"](model, self.weights, deployment.pool_pages, deployment.page_size)
+        return placed
 
     def _decide(self, chunks: Sequence[Chunk], all_logits: bool) -> Decision:
         decision = require_agreement([self.parts["plan"](chunks, all_logits) for _ in range(self.weights.ranks)])

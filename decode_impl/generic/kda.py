@@ -1,8 +1,9 @@
 """Kimi delta attention of the generic path: short convolution, gates, the delta rule on an FP32 state, gated norm.
 
-Two forms of the same recurrence: one token for a batch of requests (`kda_step`), and many tokens of one request
-(`kda_sequence`), which works in chunks so that a prompt costs a few matrix products instead of a loop over tokens.
-The state is `S[v, k]` per head. Both forms write the pools in place and only at the slots they own; slot 0 is null.
+Three forms of the same recurrence: one token for a batch of requests (`kda_step`), a few tokens of each with the state
+after every one (`kda_verify`), and many tokens of one request (`kda_sequence`), which works in chunks so that a prompt
+costs a few matrix products instead of a loop over tokens. The state is `S[v, k]` per head. All forms write the pools in
+place and only at the slots they own; slot 0 is null.
 """
 
 from __future__ import annotations
@@ -105,22 +106,64 @@ def kda_step(
     proj: bf16 [n, 4D+d+h]; conv_state: bf16 [slots, 3D, 3]; state: f32 or bf16 [slots, h, d, d], both written in place;
     slots: i64 [n]. Returns bf16 [n, D]; rows of slot 0 are zero and write nothing.
     """
+    return kda_verify(
+        proj=proj,
+        f_b=f_b,
+        conv_weight=conv_weight,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        lower_bound=lower_bound,
+        norm_weight=norm_weight,
+        conv_state=conv_state,
+        state=state,
+        sources=slots,
+        targets=slots[:, None],
+    )
+
+
+def kda_verify(
+    *,
+    proj: Tensor,
+    f_b: Tensor,
+    conv_weight: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    lower_bound: float,
+    norm_weight: Tensor,
+    conv_state: Tensor,
+    state: Tensor,
+    sources: Tensor,
+    targets: Tensor,
+) -> Tensor:
+    """`w` consecutive tokens of every request: request i starts from slot `sources[i]`, and what follows its token j is
+    written to slot `targets[i, j]`.
+
+    proj: bf16 [n*w, 4D+d+h], request by request; sources: i64 [n]; targets: i64 [n, w]. Otherwise as `kda_step`.
+    """
     heads, head_dim = state.shape[1], state.shape[-1]
-    y = proj.new_zeros(proj.shape[0], heads * head_dim)
-    live = slots.nonzero().squeeze(-1)
+    width = targets.shape[1]
+    y = proj.new_zeros(sources.shape[0], width, heads * head_dim)
+    live = sources.nonzero().squeeze(-1)
     if not heads or not live.numel():
-        return y
-    owned = slots[live]
-    parts = split_projection(proj[live], heads, head_dim)
-    window = torch.cat([conv_state[owned], parts.qkv[..., None]], dim=-1)
-    conv_state[owned] = window[..., 1:]
-    conv = bf16(convolve(window.float(), conv_weight))
+        return y.flatten(0, 1)
+    rows = proj.view(-1, width, proj.shape[-1])[live]
+    parts = split_projection(rows.flatten(0, 1), heads, head_dim)
+    history = torch.cat([conv_state[sources[live]], parts.qkv.unflatten(0, (-1, width)).mT], dim=-1)
+    windows = history.unfold(-1, conv_weight.shape[-1], 1).transpose(1, 2)  # [n, w, 3D, 4]
+    conv = bf16(convolve(windows.flatten(0, 1).float(), conv_weight))
     gates = decay_gates(parts.f_a, f_b, parts.beta, A_log, dt_bias, lower_bound)
-    S = state[owned].float()
-    o = delta_rule(S, *queries_keys_values(conv, heads), gates)
-    state[owned] = S.to(state.dtype)
-    y[live] = gated_norm(bf16(o), parts.gate, norm_weight)
-    return y
+    tokens = [x.unflatten(0, (-1, width)) for x in (*queries_keys_values(conv, heads), *gates)]
+    S = state[sources[live]].float()
+    outputs = []
+    for j in range(width):
+        q, k, v, log_decay, beta = (x[:, j] for x in tokens)
+        outputs.append(delta_rule(S, q, k, v, Gates(log_decay, beta)))
+        state[targets[live, j]] = S.to(state.dtype)
+        S = state[targets[live, j]].float() if state.dtype != torch.float32 else S
+        conv_state[targets[live, j]] = windows[:, j, :, 1:]
+    o = bf16(torch.stack(outputs, 1).flatten(0, 1))
+    y[live] = gated_norm(o, parts.gate, norm_weight).unflatten(0, (-1, width))
+    return y.flatten(0, 1)
 
 
 def kda_sequence(

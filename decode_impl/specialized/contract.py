@@ -12,6 +12,9 @@ BATCH_BINS = (1, 2, 4, 8, 16, 32, 64)
 MAX_ROWS = BATCH_BINS[-1]
 """Rows of the largest specialised step."""
 
+MIN_DRAFTS, MAX_DRAFTS = 3, 7
+"""Drafts per request that a specialised verify step may have: one count for all requests of the step."""
+
 ONE_SHOT_ROWS = 32
 """Largest bin whose all-reduce is one-shot (four thread groups); above it the two-shot order is used."""
 

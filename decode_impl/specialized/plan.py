@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decode_impl.batch import Chunk
-from decode_impl.specialized.contract import MAX_ROWS, batch_bin
+from decode_impl.specialized.contract import MAX_DRAFTS, MAX_ROWS, MIN_DRAFTS, batch_bin
 
 
 class Fallback(StrEnum):
@@ -21,6 +21,9 @@ class Fallback(StrEnum):
     MIXED = "prefill mixed with decode"
     FIRST_TOKEN = "one-token prompt: no decode state yet"
     TOO_MANY_ROWS = f"more than {MAX_ROWS} rows"
+    VERIFY_MIXED = "verify mixed with other chunks"
+    RAGGED_VERIFY = "verify steps of different widths"
+    DRAFT_COUNT = f"drafts outside {MIN_DRAFTS}..{MAX_DRAFTS}"
     ALL_LOGITS = "logits of prompt tokens wanted"
 
 
@@ -46,21 +49,31 @@ def plan(chunks: Sequence[Chunk], all_logits: bool = False) -> Decision:
 
     A one-token chunk that begins its request is a prefill, however much it looks like a decode row.
     """
-    decode = sum(len(chunk.tokens) == 1 and chunk.start > 0 for chunk in chunks)
-    prefill = len(chunks) - decode
-    reason = None
-    if not chunks:
-        reason = Fallback.EMPTY
-    elif all_logits:
-        reason = Fallback.ALL_LOGITS
-    elif prefill and decode:
-        reason = Fallback.MIXED
-    elif prefill:
-        only_first_tokens = all(len(chunk.tokens) == 1 for chunk in chunks)
-        reason = Fallback.FIRST_TOKEN if only_first_tokens else Fallback.PREFILL
-    elif decode > MAX_ROWS:
+    reason = Fallback.EMPTY if not chunks else Fallback.ALL_LOGITS if all_logits else None
+    if not reason:
+        reason = _verify_reason(chunks) if any(chunk.verifies for chunk in chunks) else _decode_reason(chunks)
+    rows = sum(len(chunk.tokens) for chunk in chunks)
+    if not reason and rows > MAX_ROWS:
         reason = Fallback.TOO_MANY_ROWS
-    return Decision(None, reason) if reason else Decision(batch_bin(decode), None)
+    return Decision(None, reason) if reason else Decision(batch_bin(rows), None)
+
+
+def _decode_reason(chunks: Sequence[Chunk]) -> Fallback | None:
+    decode = sum(len(chunk.tokens) == 1 and chunk.start > 0 for chunk in chunks)
+    if decode == len(chunks):
+        return None
+    if decode:
+        return Fallback.MIXED
+    return Fallback.FIRST_TOKEN if all(len(chunk.tokens) == 1 for chunk in chunks) else Fallback.PREFILL
+
+
+def _verify_reason(chunks: Sequence[Chunk]) -> Fallback | None:
+    if not all(chunk.verifies for chunk in chunks):
+        return Fallback.VERIFY_MIXED
+    widths = {len(chunk.tokens) for chunk in chunks}
+    if len(widths) > 1:
+        return Fallback.RAGGED_VERIFY
+    return None if MIN_DRAFTS <= widths.pop() - 1 <= MAX_DRAFTS else Fallback.DRAFT_COUNT
 
 
 def require_agreement(decisions: Sequence[Decision]) -> Decision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decode_impl.config import ModelConfig
 from decode_impl.deployment import Deployment
-from decode_impl.specialized.contract import MAX_ROWS
+from decode_impl.specialized.contract import MAX_DRAFTS, MAX_ROWS, MIN_DRAFTS
 
 _TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 _HEAD_DIM = 128
@@ -46,6 +46,10 @@ def unsupported(config: ModelConfig, deployment: Deployment) -> list[str]:
         (
             deployment.max_batch <= MAX_ROWS,
             f"max batch is {deployment.max_batch}, at most {MAX_ROWS} requests can decode specialised",
+        ),
+        (
+            deployment.drafts == 0 or MIN_DRAFTS <= deployment.drafts <= MAX_DRAFTS,
+            f"drafts is {deployment.drafts}, allowed are 0 and {MIN_DRAFTS} to {MAX_DRAFTS}",
         ),
         (
             deployment.page_size in _PAGE_SIZES,

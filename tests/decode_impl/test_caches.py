@@ -67,7 +67,7 @@ def test_a_decode_step_writes_only_the_slots_and_rows_it_owns(backend: str) -> N
 
 
 def test_a_reused_slot_starts_clear() -> None:
-    states = StateCache(weights_of(), "f32", slots=1)
+    states = StateCache(weights_of(), "f32", requests=1)
     slot = states.allocate()
     pools = (*states.conv.values(), *states.state.values())
     for pool in pools:
@@ -90,7 +90,7 @@ def test_a_snapshot_is_a_copy_that_restores_the_same_bits() -> None:
 
 
 def test_full_caches_say_so() -> None:
-    states, latents = StateCache(weights_of(), "f32", slots=2), LatentCache(weights_of(), "bf16", 2, 16)
+    states, latents = StateCache(weights_of(), "f32", requests=2), LatentCache(weights_of(), "bf16", 2, 16)
     assert {states.allocate(), states.allocate()} == {1, 2}  # never 0
     assert {latents.allocate(), latents.allocate()} == {1, 2}
     with pytest.raises(CacheFull, match="no free slot"):
@@ -154,5 +154,5 @@ def test_logits_on_an_fp8_cache_agree_with_bf16_within_the_roundings_of_query_ke
 
 def test_a_bf16_state_is_stored_as_such() -> None:
     config = replace(SMALL, num_hidden_layers=1, full_attention_layers=())
-    states = StateCache(weights_of(config), "bf16", slots=1)
+    states = StateCache(weights_of(config), "bf16", requests=1)
     assert {pool.dtype for pool in states.state.values()} == {torch.bfloat16}

@@ -356,7 +356,7 @@ class ScriptedRunner(ModelRunner):
         for chunk in chunks:
             seed = chunk.tokens[-1] * 100_003 + chunk.start + len(chunk.tokens)
             rows.append(torch.randn(SMALL.vocab_size, generator=torch.Generator().manual_seed(seed)))
-        return StepResult(torch.stack(rows), "generic")
+        return StepResult(torch.stack(rows), "generic", [1] * len(rows))
 
 
 def scripted_texts(pages: int | None, ids: Sequence[str], preempt_at: int = -1) -> tuple[dict[str, list[int]], int]:

@@ -19,12 +19,20 @@ PREFILL = Chunk([5, 6], 0, 1, (1,))
 LATER_CHUNK = Chunk([5, 6], 4, 1, (1,))
 FIRST = Chunk([5], 0, 1, (1,))
 
+
+def verify(drafts: int) -> Chunk:
+    return Chunk([5] * (1 + drafts), 7, 1, (1,), targets=range(1, 2 + drafts))
+
+
 STEPS = {
     Fallback.EMPTY: ([], False),
     Fallback.PREFILL: ([PREFILL], False),
     Fallback.MIXED: ([PREFILL, DECODE], False),
     Fallback.FIRST_TOKEN: ([FIRST], False),
     Fallback.TOO_MANY_ROWS: ([DECODE] * 65, False),
+    Fallback.VERIFY_MIXED: ([verify(3), DECODE], False),
+    Fallback.RAGGED_VERIFY: ([verify(3), verify(4)], False),
+    Fallback.DRAFT_COUNT: ([verify(2), verify(2)], False),
     Fallback.ALL_LOGITS: ([DECODE], True),
 }
 
@@ -37,10 +45,11 @@ def test_every_reason_has_a_step_in_this_file() -> None:
 def test_a_step_that_falls_back_runs_generic_and_its_reason_is_counted(reason: Fallback) -> None:
     chunks, all_logits = STEPS[reason]
     assert plan(chunks, all_logits) == Decision(None, reason)
-    runner = runner_of(decode_backend="latency_specialized")
+    runner = runner_of(decode_backend="latency_specialized", max_batch=64)
     result = runner.execute(chunks, all_logits)
     assert result.path == GENERIC
-    assert result.logits.shape == (len(chunks), SMALL.vocab_size) or all_logits
+    rows = sum(len(chunk.tokens) if chunk.verifies else 1 for chunk in chunks)
+    assert result.logits.shape == (rows, SMALL.vocab_size) or all_logits
     assert dict(runner.fallbacks) == {reason: 1}
     assert runner.steps[SPECIALIZED] == 0
 
@@ -53,6 +62,10 @@ def test_a_step_that_falls_back_runs_generic_and_its_reason_is_counted(reason: F
         ([LATER_CHUNK, DECODE], Fallback.MIXED),
         ([FIRST, FIRST], Fallback.FIRST_TOKEN),
         ([FIRST, DECODE], Fallback.MIXED),
+        ([verify(3), PREFILL], Fallback.VERIFY_MIXED),
+        ([verify(1)], Fallback.DRAFT_COUNT),
+        ([verify(8)], Fallback.DRAFT_COUNT),
+        ([verify(7)] * 9, Fallback.TOO_MANY_ROWS),
     ],
 )
 def test_anything_but_pure_decode_is_generic(chunks: list[Chunk], reason: Fallback) -> None:
@@ -66,6 +79,13 @@ def test_pure_decode_of_1_to_64_rows_is_specialised_in_the_smallest_bin_that_hol
         assert decision.reason is None
         assert decision.bin == min(size for size in BATCH_BINS if size >= rows)
     assert not plan([DECODE] * 65).specialized
+
+
+@pytest.mark.parametrize("drafts", range(3, 8))
+def test_a_verify_step_of_one_width_is_specialised_up_to_64_rows(drafts: int) -> None:
+    for requests in range(1, 64 // (1 + drafts) + 1):
+        rows = requests * (1 + drafts)
+        assert plan([verify(drafts)] * requests) == Decision(batch_bin(rows), None)
 
 
 @pytest.mark.parametrize("rows", [0, -1, 65])

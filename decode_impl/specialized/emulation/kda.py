@@ -46,32 +46,73 @@ def kda_step(
 
     Shapes as in docs/ops.md. Part: `delta`, the recurrence.
     """
-    heads, head_dim = state.shape[1], state.shape[-1]
-    y = proj.new_zeros(proj.shape[0], heads * head_dim)
-    live = slots.nonzero().squeeze(-1)
+    return kda_verify(
+        proj=proj,
+        f_b=f_b,
+        conv_weight=conv_weight,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        lower_bound=lower_bound,
+        norm_weight=norm_weight,
+        conv_state=conv_state,
+        state=state,
+        sources=slots,
+        targets=slots[:, None],
+        delta=delta,
+    )
+
+
+def kda_verify(
+    *,
+    proj: Tensor,
+    f_b: Tensor,
+    conv_weight: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    lower_bound: float,
+    norm_weight: Tensor,
+    conv_state: Tensor,
+    state: Tensor,
+    sources: Tensor,
+    targets: Tensor,
+    delta: Callable[..., tuple[Tensor, Tensor]] = delta_rule,
+) -> Tensor:
+    """`w` tokens of every request, from slot `sources[i]`; the state after token j goes to slot `targets[i, j]`.
+
+    Shapes as in docs/ops.md; the state stays in registers between the tokens. Part: `delta`, the recurrence of one.
+    """
+    heads, head_dim, width = state.shape[1], state.shape[-1], targets.shape[1]
+    y = proj.new_zeros(sources.shape[0], width, heads * head_dim)
+    live = sources.nonzero().squeeze(-1)
     if not heads or not live.numel():
-        return y
+        return y.flatten(0, 1)
     size = heads * head_dim
-    owned = slots[live]
     qkv, gate, f_a, beta_raw = proj.split([3 * size, size, head_dim, heads], dim=-1)
-    decay_input = projection(x=f_a, weight=f_b)[live]
+    decay_input = projection(x=f_a, weight=f_b)
+    qkv, gate, beta_raw, decay_input = (x.unflatten(0, (-1, width))[live] for x in (qkv, gate, beta_raw, decay_input))
 
-    window = torch.cat([conv_state[owned], qkv[live, :, None]], dim=-1)
-    conv_state[owned] = window[..., 1:]
-    conv = _four_taps(window.float(), conv_weight)
-    q, k, v = (conv * sigmoid(conv)).view(-1, 3, heads, head_dim).unbind(1)
-    q = q * ((q * q).sum(-1, keepdim=True) + L2_NORM_EPS).rsqrt() * head_dim**-0.5
-    k = k * ((k * k).sum(-1, keepdim=True) + L2_NORM_EPS).rsqrt()
+    history = torch.cat([conv_state[sources[live]], qkv.mT], dim=-1)
+    taps = conv_weight.shape[1]
+    S, written = state[sources[live]].float(), targets[live]
+    for j in range(width):
+        window = history[..., j : j + taps]
+        conv = _four_taps(window.float(), conv_weight)
+        q, k, v = (conv * sigmoid(conv)).view(-1, 3, heads, head_dim).unbind(1)
+        q = q * ((q * q).sum(-1, keepdim=True) + L2_NORM_EPS).rsqrt() * head_dim**-0.5
+        k = k * ((k * k).sum(-1, keepdim=True) + L2_NORM_EPS).rsqrt()
 
-    g = (decay_input.float() + dt_bias.float()).view(-1, heads, head_dim)
-    decay = exp(lower_bound * sigmoid(exp(A_log)[:, None] * g))
-    S, o = delta(state[owned].float(), q, k, v, decay, sigmoid(beta_raw[live].float()))
-    state[owned] = S.to(state.dtype)
+        g = (decay_input[:, j].float() + dt_bias.float()).view(-1, heads, head_dim)
+        decay = exp(lower_bound * sigmoid(exp(A_log)[:, None] * g))
+        S, o = delta(S, q, k, v, decay, sigmoid(beta_raw[:, j].float()))
+        conv_state[written[:, j]] = window[..., 1:]
+        state[written[:, j]] = S.to(state.dtype)
+        y[live, j] = _gated_norm(o, gate[:, j].float(), norm_weight)
+    return y.flatten(0, 1)
 
-    inverse = ((o * o).sum(-1, keepdim=True) * (1.0 / head_dim) + O_NORM_EPS).rsqrt()
-    gated = sigmoid(gate[live].float()).view(-1, heads, head_dim)
-    y[live] = bf16(o * inverse * norm_weight.float() * gated).flatten(1)
-    return y
+
+def _gated_norm(o: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    inverse = ((o * o).sum(-1, keepdim=True) * (1.0 / o.shape[-1]) + O_NORM_EPS).rsqrt()
+    return bf16(o * inverse * weight.float() * sigmoid(gate).view_as(o)).flatten(1)
 
 
 def _four_taps(window: Tensor, weight: Tensor) -> Tensor:

@@ -1,0 +1,78 @@
+"""Dimensions of a drafter, read from and written to its `config.json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+
+class DrafterError(ValueError):
+    """A drafter that cannot be used; the message names the file or field and what is wrong."""
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """One layer of attention over the target's tapped hidden states, one MLP, and a Markov head.
+
+    `taps` are mixtures of the target's residual stream (see `model.forward`). `max_drafts` is the block: drafts of one
+    pass. The vocabulary, the embedding and the output head are the target's.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    taps: tuple[int, ...]
+    max_drafts: int = 7
+    latent_size: int = 96
+    heads: int = 4
+    head_dim: int = 32
+    mlp_size: int = 96
+    markov_rank: int = 24
+    rope_theta: float = 10_000.0
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "taps"}
+        problems = [
+            f"{name} is {size!r}, a number > 0 is needed" for name, size in sizes.items() if not _positive(size)
+        ]
+        if not self.taps or list(self.taps) != sorted({int(tap) for tap in self.taps}) or self.taps[0] < 0:
+            problems.append(f"taps are {self.taps!r}, rising layer numbers from 0 are needed")
+        if not problems and self.head_dim % 2:
+            problems.append(f"head_dim is {self.head_dim}, an even number is needed (rotary pairs)")
+        if problems:
+            raise DrafterError("drafter config: " + "; ".join(problems))
+
+    @property
+    def row(self) -> int:
+        """Elements of one cached context row: keys and values of all heads."""
+        return 2 * self.heads * self.head_dim
+
+    def to_json(self) -> str:
+        """The text of `config.json`."""
+        return json.dumps({"model_type": "decodegate_block_drafter", **asdict(self)}, indent=1) + "\n"
+
+
+def _positive(size: object) -> bool:
+    return isinstance(size, int | float) and not isinstance(size, bool) and size > 0
+
+
+def read_drafter_config(path: Path) -> DrafterConfig:
+    """Read `config.json`.
+
+    Raises:
+        DrafterError: unreadable, not a drafter's, or a field is missing, unknown or out of range.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DrafterError(f"drafter config {path}: {error}") from error
+    if not isinstance(data, dict) or data.pop("model_type", None) != "decodegate_block_drafter":
+        raise DrafterError(f"drafter config {path}: model_type is not decodegate_block_drafter")
+    unknown = sorted(set(data) - {f.name for f in fields(DrafterConfig)})
+    if unknown:
+        raise DrafterError(f"drafter config {path}: unknown fields {', '.join(unknown)}")
+    try:
+        return DrafterConfig(**{**data, "taps": tuple(data.get("taps", ()))})
+    except TypeError as error:
+        raise DrafterError(f"drafter config {path}: {error}") from error
