@@ -3,7 +3,7 @@
 Names of our own: `kda_num_heads` and `kda_head_dim` (`linear_attn_config.num_heads` and `.head_dim`),
 `shared_intermediate_size` (shared expert width of this rank), `attn_res_blocks` (residual blocks
 allocated), `ranks` (partials an all-reduce sums), `page_size` (tokens per cache page), `projection_size` (rows of a
-plain projection) and `experts_held` (experts whose weights an `experts` case makes; its ids stay below). Head counts
+plain projection), `verify_width` (tokens of a request in a verify step) and `experts_held` (experts whose weights an `experts` case makes; its ids stay below). Head counts
 and `moe_intermediate_size` are this rank's share; everything else is the model's.
 """
 
@@ -35,6 +35,7 @@ MINI: Dims = MappingProxyType(
         "ranks": 2,
         "page_size": 16,
         "projection_size": 320,
+        "verify_width": 4,
     }
 )
 """A small model with K3's head size and every mechanism: one case takes milliseconds."""
@@ -60,6 +61,7 @@ K3_SHARD_8: Dims = MappingProxyType(
         "ranks": 8,
         "page_size": 64,
         "projection_size": 3648,
+        "verify_width": 8,
     }
 )
 """One of 8 ranks of K3 at true widths. Only `experts_held` is reduced (32 of 896): all of them take 1.3

@@ -28,12 +28,14 @@ every slot then differs from every other while its keys stay those of the histor
 @dataclass(frozen=True)
 class Kind:
     """How a family's tokens look. `dt`: range of dt_bias, so decay; `rank`: number of different keys (0:
-    all differ); `beta`: mean and deviation of the raw beta; `history`: tokens before the case."""
+    all differ); `beta`: mean and deviation of the raw beta; `history`: tokens before the case; `faint`:
+    factor on q and k of the heads of even index, whose norms then meet the constant under their root."""
 
     dt: tuple[float, float]
     rank: int = 0
     beta: tuple[float, float] = (0.0, 1.0)
     history: int = 24
+    faint: float = 1.0
 
 
 KINDS = {
@@ -43,6 +45,7 @@ KINDS = {
     "decay_near_one": Kind(dt=(-16.0, -13.0), history=48),
     "decay_at_bound": Kind(dt=(10.0, 14.0)),
     "subnormals": Kind(dt=(-2.0, 3.0)),
+    "faint_keys": Kind(dt=(-2.0, 3.0), faint=2.0**-12),
 }
 
 
@@ -65,6 +68,9 @@ class Stream:
             rank = self.keys.shape[0]
             k = self.keys[draw.integers(0, rank, n, self.h), head].flatten(1)
             q = 0.3 * q + self.keys[draw.integers(0, rank, n, self.h), head].flatten(1)
+        if self.kind.faint != 1.0:
+            q.view(n, self.h, self.d)[:, ::2] *= self.kind.faint
+            k.view(n, self.h, self.d)[:, ::2] *= self.kind.faint
         mean, deviation = self.kind.beta
         rest = [draw.normal(n, D), draw.normal(n, D, mean=1.0), draw.normal(n, self.d)]
         return bf16(torch.cat([q, k, *rest, draw.normal(n, self.h, std=deviation, mean=mean)], dim=1))
@@ -104,6 +110,38 @@ def kda_step(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
         slots[null] = 0
         proj[null] = draw.garbage(proj.shape[1])
     return {**stream.weights, "proj": proj, "conv_state": conv_state, "state": state, "slots": slots}
+
+
+def kda_verify(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
+    """`rows` requests of `verify_width` tokens each. Every request owns that many scattered slots beyond the batch.
+
+    Its source is one of them, at any column, or for every third request a slot of its own that must stay. With two
+    requests or more one is null (source 0) with garbage tokens; slots that are only written hold garbage.
+    """
+    stream, width = _stream(draw, dims, family), dims["verify_width"]
+    pool = rows * (width + 1) + 4
+    columns = (pool - 1 - _scattered(draw, pool - 1, rows * (width + 1))).view(rows, width + 1)
+    targets = columns[:, :width].clone()
+    sources = columns[torch.arange(rows), draw.integers(0, width, rows)]
+    sources[2::3] = columns[2::3, width]
+    conv_state, state = _garbage_pools(draw, stream, pool)
+    histories = [stream.history(draw) for _ in range(min(rows, HISTORIES))]
+    for row, slot in enumerate(sources.tolist()):
+        window, S = histories[row % len(histories)]
+        conv_state[slot], state[slot] = window, S.roll(row, dims=-2)
+    proj = stream.tokens(draw, rows * width)
+    if family == "subnormals":
+        proj = draw.with_subnormals(proj)
+        conv_state[sources] = draw.with_subnormals(conv_state[sources])
+        state[sources] = draw.with_subnormals(state[sources])
+    if rows > 1:
+        null = draw.one(0, rows)
+        sources[null], targets[null] = 0, 0
+        proj.view(rows, width, -1)[null] = draw.garbage(width, proj.shape[1])
+    return {**stream.weights, "proj": proj, "conv_state": conv_state, "state": state} | {
+        "sources": sources,
+        "targets": targets,
+    }
 
 
 def kda_sequence(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
@@ -155,4 +193,4 @@ def _garbage_pools(draw: Draw, stream: Stream, slots: int) -> tuple[Tensor, Tens
     return draw.garbage(slots, 3 * h * d, 3), state
 
 
-FAMILIES = {"kda_step": tuple(KINDS), "kda_sequence": tuple(KINDS)}
+FAMILIES = {"kda_step": tuple(KINDS), "kda_verify": tuple(KINDS), "kda_sequence": tuple(KINDS)}

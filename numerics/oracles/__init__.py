@@ -22,6 +22,7 @@ ORACLES: dict[str, Callable[[Case], Outputs]] = {
     "attn_res": attn_res.attn_res,
     "output_mix": attn_res.output_mix,
     "kda_step": kda.kda_step,
+    "kda_verify": kda.kda_verify,
     "kda_sequence": kda.kda_sequence,
     "mla_query": mla.mla_query,
     "mla_attend": mla.mla_attend,

@@ -59,8 +59,11 @@ def written(op: str, case: Case) -> dict[str, Tensor]:
     Everything outside must keep its bits; error figures of a pool mean something only inside. Ops without
     a pool give an empty dictionary.
     """
-    if op in ("kda_step", "kda_sequence"):
-        slots = case["slots"] if op == "kda_step" else torch.tensor([case["slot"]])
+    if op in ("kda_step", "kda_verify", "kda_sequence"):
+        if op == "kda_verify":
+            slots = case["targets"][case["sources"] > 0].flatten()
+        else:
+            slots = case["slots"] if op == "kda_step" else torch.tensor([case["slot"]])
         mask = torch.zeros(case["state"].shape[0], dtype=torch.bool)
         mask[slots[slots > 0].cpu()] = True
         return {"conv_state": mask, "state": mask}

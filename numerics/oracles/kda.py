@@ -50,6 +50,28 @@ def kda_step(case: Case) -> Outputs:
     return {"y": y, "conv_state": conv_state, "state": state}
 
 
+def kda_verify(case: Case) -> Outputs:
+    """w consecutive tokens of each of n requests. Returns y [n*w, D] and the whole pools after the last token.
+
+    Request i starts from slot sources[i]; conv window and state after its token j go to slot targets[i, j].
+    A request with source 0 gives 0 and touches nothing.
+    """
+    conv_state, state = pool(case["conv_state"]), pool(case["state"])
+    requests, width = case["targets"].shape
+    live = case["sources"] > 0
+    sources, targets = case["sources"][live], case["targets"][live]
+    proj = case["proj"].double().view(requests, width, -1)[live]
+    window, S = conv_state[sources], state[sources]
+    y = torch.zeros(requests, width, conv_state.shape[1] // 3, dtype=torch.float64, device=proj.device)
+    for j in range(width):
+        window = torch.cat([window[..., -3:], proj[:, j, : conv_state.shape[1], None]], dim=-1)
+        t = prepare(case, proj[:, j], window)
+        S, o = delta_rule(S, t)
+        conv_state[targets[:, j]], state[targets[:, j]] = window[..., 1:], S
+        y[live, j] = gated_norm(o, t.g, case["norm_weight"])
+    return {"y": y.flatten(0, 1), "conv_state": conv_state, "state": state}
+
+
 def kda_sequence(case: Case) -> Outputs:
     """T consecutive tokens of the request in `slot`, one by one. Returns y [T, D] and the whole pools
     after them."""

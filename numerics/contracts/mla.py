@@ -1,0 +1,97 @@
+"""Contract oracles of NoPE multi-head latent attention."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from numerics.contracts import bounded as fp
+from numerics.contracts.bounded import Bounded, exact
+from numerics.contracts.check import Expected, Stored
+from numerics.contracts.linear import at
+from numerics.contracts.roundings import Contract, split_length
+from numerics.oracles.case import Case, stored_values
+
+
+def mla_query(case: Case, contract: Contract) -> dict[str, Expected]:
+    """q and the whole cache, in units of their scales where they are stored as E4M3."""
+    cache = stored_values(case["cache"], 1.0)
+    a = case["a"].double()
+    (h, nope, C), row, eps = case["w_uk"].shape, cache.shape[-1], case["eps"]
+    q_c, kv_c, k_pe = (exact(x) for x in a.split([a.shape[-1] - row, C, row - C], dim=-1))
+    q_n = at(contract, "q_n", fp.mul(fp.normalised(q_c, eps), exact(case["q_norm_weight"])))
+    q = at(contract, "q", fp.linear(q_n, case["q_b"])).map(lambda x: x.view(a.shape[0], h, -1))
+    nope_part = q.map(lambda x: x[..., :nope].transpose(0, 1))
+    absorbed = fp.matmul(nope_part, exact(case["w_uk"])).map(lambda x: x.transpose(0, 1))
+    query = fp.concatenated([at(contract, "absorbed", absorbed), q.map(lambda x: x[..., nope:])])
+    kv_n = at(contract, "kv_n", fp.mul(fp.normalised(kv_c, eps), exact(case["kv_norm_weight"])))
+    rows = fp.concatenated([kv_n, k_pe])
+    fmt: Stored = "bf16"
+    if case["cache"].dtype is torch.uint8:
+        fmt = "e4m3"
+        query, rows = (fp.scaled(x, 1.0 / case[s]) for x, s in ((query, "q_scale"), (rows, "k_scale")))
+    value, radius = cache.view(-1, row), torch.zeros_like(cache).view(-1, row)
+    live = case["positions"] >= cache.shape[1]
+    value[case["positions"][live]], radius[case["positions"][live]] = rows.value[live], rows.radius[live]
+    written = Bounded(value.view_as(cache), radius.view_as(cache))
+    return {"q": Expected(query, fmt), "cache": Expected(written, fmt)}
+
+
+def mla_attend(case: Case, contract: Contract) -> dict[str, Expected]:
+    n, page = case["q"].shape[0], case["cache"].shape[1]
+    split = split_length(n, case["block_table"].shape[1], page) if contract.split_keys else None
+    rows = [
+        _attend(case, contract, q, table, int(length), split)
+        for q, table, length in zip(case["q"], case["block_table"], case["lengths"], strict=True)
+    ]
+    return _joined(rows)
+
+
+def mla_attend_sequence(case: Case, contract: Contract) -> dict[str, Expected]:
+    start, table = case["start"], case["block_table"]
+    return _joined([_attend(case, contract, q, table, start + t + 1, None) for t, q in enumerate(case["q"])])
+
+
+def mla_value(case: Case, contract: Contract) -> dict[str, Expected]:
+    product = fp.matmul(exact(case["latent"].transpose(0, 1)), exact(case["w_uv"])).map(lambda x: x.transpose(0, 1))
+    value = at(contract, "value", product).map(lambda x: x.flatten(1))
+    return {"y": Expected(fp.mul(value, fp.sigmoid(exact(case["gate"]))), "bf16")}
+
+
+def _joined(rows: list[Bounded]) -> dict[str, Expected]:
+    value, radius = (torch.stack([getattr(row, name) for row in rows]) for name in ("value", "radius"))
+    return {"latent": Expected(Bounded(value, radius), "bf16")}
+
+
+def _attend(case: Case, contract: Contract, q: Tensor, table: Tensor, length: int, split: int | None) -> Bounded:
+    """One row: q [h, C+R] over the first `length` tokens of its pages, in splits of `split` keys or in one piece."""
+    C, page, fp8 = case["kv_rank"], case["cache"].shape[1], case["cache"].dtype is torch.uint8
+    if not length:
+        return exact(torch.zeros(q.shape[0], C, dtype=torch.float64))
+    keys = stored_values(case["cache"][table[: -(-length // page)]].flatten(0, 1)[:length], 1.0)
+    scale = case["softmax_scale"] * (case["q_scale"] * case["k_scale"] if fp8 else 1.0)
+    # Two more roundings: scores may be in base 2, which multiplies by a rounded log2(e).
+    scores = fp.rounded_f32(fp.scaled(fp.matmul(exact(stored_values(q, 1.0)), exact(keys.T)), scale), 2.0)
+    pieces = [slice(a, a + (split or length)) for a in range(0, length, split or length)]
+    top = scores.value.amax(-1, keepdim=True)
+    weights, joins = [], []
+    for piece in pieces:
+        own_top = scores.value[:, piece].amax(-1, keepdim=True)
+        p = fp.exp(fp.add(scores[:, piece], exact(-own_top)))
+        joins.append(_join(own_top, top, fp.total(p, keepdim=True)))
+        weights.append(p)
+    mass = fp.concatenated([fp.mul(fp.total(p, keepdim=True), w) for p, w in zip(weights, joins, strict=True)])
+    inverse = fp.reciprocal(fp.total(mass, keepdim=True))
+    rounded = [fp.mul(at(contract, "p", p), w) for p, w in zip(weights, joins, strict=True)]
+    latent = fp.mul(fp.matmul(fp.concatenated(rounded), exact(keys[:, :C])), inverse)
+    return fp.scaled(latent, case["k_scale"]) if fp8 else latent
+
+
+def _join(own_top: Tensor, top: Tensor, mass: Bounded) -> Bounded:
+    """Weight exp(own_top - top) of a split. It comes from log-sum-exps, each rounded at its own size, in base 2."""
+    lse = (own_top.abs() + mass.value.log().abs()) / math.log(2)
+    relative = fp.U * (4.0 * lse + fp.ELEMENTARY_ULPS)
+    value = (own_top - top).exp()
+    return fp.rounded_f32(Bounded(value, value * relative * math.log(2)), 2.0)
