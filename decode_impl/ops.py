@@ -47,16 +47,28 @@ POOLS: dict[str, tuple[str, ...]] = {
 """Inputs that an op writes in place; they count among its outputs."""
 
 
-def call_on_case(ops: OpTable, name: str, case: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Run op `name` on a case without changing the case; returns its outputs and the pools after it.
+def call_on_case(ops: OpTable, name: str, case: Mapping[str, Any], in_place: bool = False) -> dict[str, Tensor]:
+    """Run op `name` on a case; returns its outputs and the pools after it.
+
+    The case stays as it is, unless `in_place`: then the op writes the case's own pools. A pool that is a view with gaps
+    between its rows reaches the op as such a view, of a copy of all that it is a view of.
 
     Raises:
         KeyError: the path has no such op.
     """
-    pools = {pool: case[pool].clone() for pool in POOLS.get(name, ())}
+    pools = {pool: case[pool] if in_place else _copied(case[pool]) for pool in POOLS.get(name, ())}
     result = ops[name](**_arguments({**case, **pools}))
     returned = result if isinstance(result, tuple) else (result,)
     return {**dict(zip(OUTPUTS[name], returned, strict=True)), **pools}
+
+
+def _copied(pool: Tensor) -> Tensor:
+    """A copy with the same strides."""
+    if pool.is_contiguous():
+        return pool.clone()
+    elements = pool.untyped_storage().nbytes() // pool.element_size()
+    everything = pool.as_strided((elements,), (1,), 0).clone()
+    return everything.as_strided(pool.size(), pool.stride(), pool.storage_offset())
 
 
 def _arguments(case: Mapping[str, Any]) -> dict[str, Any]:

@@ -201,7 +201,8 @@ def _held_by_f32(terms: Tensor, dim: int) -> Tensor:
     """
     spacing = torch.where(bf16(terms).double() == terms, BF16.ulp(terms), F32.ulp(terms))
     spacing = torch.where(terms == 0, torch.inf, spacing).amin(dim)
-    return terms.abs().sum(dim) <= 2.0**24 * spacing
+    held: Tensor = terms.abs().sum(dim) <= 2.0**24 * spacing
+    return held
 
 
 def _norm_or_sum(terms: Tensor, dim: int, keepdim: bool) -> Tensor:

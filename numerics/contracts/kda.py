@@ -39,8 +39,8 @@ class State:
     """S [n, h, d(v), d(k)] after some steps.
 
     `carried` [n, h, d(v)] bounds the 2-norm of what a row of S inherited from earlier steps' doubt. It never grows: a
-    step multiplies it by Diag(decay) (I - beta k k^T), whose norm is the largest decay at most. Elementwise bounds would double with
-    every step.
+    step multiplies it by Diag(decay) (I - beta k k^T), whose norm is the largest decay at most. Elementwise bounds
+    would double with every step.
     """
 
     S: Bounded

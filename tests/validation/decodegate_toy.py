@@ -69,7 +69,7 @@ class ToyArm:
     def ops(self) -> frozenset[str]:
         return frozenset(self._ops)
 
-    def run_op(self, op: str, case: Case) -> dict[str, Tensor]:
+    def run_op(self, op: str, case: Case, in_place: bool = False) -> dict[str, Tensor]:
         path = "specialized" if self._special else "generic"
         if self._special and case["x"].shape[0] > self.config.max_batch:
             self._fallbacks["too many rows"] = self._fallbacks.get("too many rows", 0) + 1

@@ -94,8 +94,11 @@ class Arm(Protocol):
         """Names of the ops that `run_op` accepts here."""
         ...
 
-    def run_op(self, op: str, case: Case) -> dict[str, Tensor]:
-        """Run one op of docs/ops.md on copies of the case's tensors; inputs are never changed."""
+    def run_op(self, op: str, case: Case, in_place: bool = False) -> dict[str, Tensor]:
+        """Run one op of docs/ops.md on copies of the pools that it writes; inputs are never changed.
+
+        Strides of the pools are kept. `in_place` writes the case's own pools instead, for pools too large to copy.
+        """
         ...
 
     def forced_decode(self, sequences: Sequence[Sequence[int]], prompt_length: int) -> ForcedDecode:

@@ -175,11 +175,11 @@ class BuiltinArm:
         return frozenset(self._runner.paths.generic)
 
     @torch.inference_mode()
-    def run_op(self, op: str, case: Case) -> dict[str, Tensor]:
+    def run_op(self, op: str, case: Case, in_place: bool = False) -> dict[str, Tensor]:
         """Run one op as this arm would run it."""
         paths = self._runner.paths
         specialized = self._runner.specialized_on and op in paths.specialized
-        return call_on_case(paths.specialized if specialized else paths.generic, op, case)
+        return call_on_case(paths.specialized if specialized else paths.generic, op, case, in_place)
 
     def forced_decode(self, sequences: Sequence[Sequence[int]], prompt_length: int) -> BuiltinForcedDecode:
         """Prefill the prompts in one step, then decode the rest teacher-forced in one batch."""
