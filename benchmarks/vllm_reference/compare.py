@@ -1,7 +1,7 @@
-"""How far two implementations are apart, in units of how far each is from itself. Pure functions on logits and answers.
+"""How far two implementations are apart, in units of how far each is from itself: pure functions on logits and answers.
 
-The yardstick is the parity gate's: the *typical* KL (geometric mean over tokens, paired by sequence), with the same allowed
-multiple of the noise floor and the same reason for it (`validation.gates.parity_judge.TYPICAL_MULTIPLE`).
+The yardstick is the parity gate's: the *typical* KL (geometric mean over tokens, paired by sequence), with the same
+allowed multiple of the noise floor, for the same reason (`validation.gates.parity_judge.TYPICAL_MULTIPLE`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from validation.gates.parity_measure import KL_RESOLUTION
 SEED = 23
 
 TIE = 0.125
-"""Gap of the two best logits, at most which a greedy choice counts as a tie: one BF16 step of a logit of 16 to 32, the size
-that this model's best logits have. It is also the first edge of the margin bins (`numerics.logits.MARGIN_EDGES`)."""
+"""Largest gap of the two best logits at which a greedy choice counts as a tie: one BF16 step of a logit between 16 and
+32, the first edge of the margin bins too (`numerics.logits.MARGIN_EDGES`)."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def verdict(ratio: Interval) -> str:
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """Two greedy answers to one question. `first_difference` is None where they are equal; there, both margins are those
-    of the step at which they part (their inputs are the same up to it)."""
+    """Two greedy answers to one question. `first_difference` is None where they are equal; `margins` (ours, theirs) and
+    `chosen` are those of the step at which they part, up to which their inputs are the same."""
 
     kind: str
     tokens: int
