@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from numerics.bounds import BF16, F32, gamma
-from numerics.formats import E4M3_MAX, bf16, e4m3_decode, e4m3_encode
+from numerics.formats import bf16
 
 U = F32.unit_roundoff
 TINY = 2.0**-149
@@ -168,12 +168,8 @@ def reciprocal(a: Bounded) -> Bounded:
 
 def round_bf16(a: Bounded) -> Bounded:
     """Rounded to BF16: no doubt is left where both ends of the radius round to one value."""
-    return _rounded(lambda x: bf16(x).double(), a)
-
-
-def round_e4m3(a: Bounded) -> Bounded:
-    """Rounded to E4M3, saturating."""
-    return _rounded(lambda x: e4m3_decode(e4m3_encode(x.clamp(-E4M3_MAX, E4M3_MAX)), torch.float64), a)
+    value, high, low = (bf16(x).double() for x in (a.value, a.value + a.radius, a.value - a.radius))
+    return Bounded(value, torch.maximum(high - value, value - low))
 
 
 def concatenated(parts: list[Bounded], dim: int = -1) -> Bounded:
@@ -185,12 +181,6 @@ def normalised(x: Bounded, eps: float) -> Bounded:
     """x / sqrt(mean(x^2) + eps) over the last axis."""
     mean = scaled(dot(x, x, keepdim=True), 1.0 / x.value.shape[-1])
     return mul(x, rsqrt(shifted(mean, eps)))
-
-
-def _rounded(to_format: Callable[[Tensor], Tensor], a: Bounded) -> Bounded:
-    value = to_format(a.value)
-    high, low = to_format(a.value + a.radius), to_format(a.value - a.radius)
-    return Bounded(value, torch.maximum(high - value, value - low))
 
 
 def _held_by_f32(terms: Tensor, dim: int) -> Tensor:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from numerics.bounds import BF16, E4M3, F32
-from numerics.contracts.bounded import Bounded, round_bf16, round_e4m3
-from numerics.formats import e4m3_decode
+from numerics.bounds import BF16, E4M3
+from numerics.contracts.bounded import Bounded
+from numerics.formats import bf16, e4m3_decode, e4m3_encode
 
 Stored = Literal["bf16", "f32", "e4m3"]
 
@@ -29,20 +28,18 @@ class Expected:
 
 @dataclass(frozen=True)
 class Compliance:
-    """How far an output is from what its contract leaves open. Truth value: nothing lies outside.
-
-    `error` and `bound` belong to the element that is furthest outside (or closest to the edge), in the output's unit:
-    its distance from the exact result of the contract's own roundings, and the largest distance that is allowed there.
-    """
+    """How far an output is from what its contract leaves open. Truth value: nothing lies outside."""
 
     count: int
     outside: int
     pinned: float
-    """Share of the elements for which the contract leaves one value only."""
+    """Share of the elements for which the contract leaves one stored value only (0 for FP32 outputs)."""
+    used: float
+    """Largest share of the FP32 bound that an element needs. Above 1: the factor on the bound that would pass."""
     error: float
+    """Distance of that element from the exact result of the contract's own roundings, in the output's unit."""
     bound: float
-    required: float
-    """Factor on the bound of FP32 arithmetic that would have accepted every element."""
+    """What FP32 arithmetic in any order may contribute to that distance, before the output is rounded."""
 
     def __bool__(self) -> bool:
         return self.outside == 0
@@ -56,42 +53,51 @@ def compliance(stored: Tensor, expected: Expected) -> Compliance:
     b = expected.before
     if stored.shape != b.value.shape or not stored.numel():
         raise ValueError(f"the contract expects {tuple(b.value.shape)}, the output has {tuple(stored.shape)}")
-    got = e4m3_decode(stored, torch.float64) if stored.dtype is torch.uint8 else stored.double()
+    got = (e4m3_decode(stored, torch.float64) if stored.dtype is torch.uint8 else stored.double()).flatten()
+    value, radius = b.value.flatten(), b.radius.flatten()
     low, high = edges(expected)
-    inside = (got >= low) & (got <= high)
-    error = (got - b.value).abs()
-    allowed = torch.maximum(high - b.value, b.value - low)
-    excess = torch.where(inside, error / allowed.clamp_min(torch.finfo(torch.float64).tiny) * 0.5, torch.inf)
-    excess = torch.where(inside, excess.clamp(max=1.0), 1.0 + torch.nan_to_num(error / allowed, nan=torch.inf))
-    worst = int(excess.flatten().argmax())
+    outside = ~((got >= low) & (got <= high))
+    used = _used(got, value, radius, expected.fmt)
+    # An element outside needs more than the whole bound, whatever the division above made of it.
+    used = torch.where(outside, used.nan_to_num(nan=torch.inf).clamp_min(1.0), used)
+    worst = int(used.argmax())
     return Compliance(
         count=got.numel(),
-        outside=int((~inside).sum()),
-        pinned=float((low == high).double().mean()) if expected.fmt != "f32" else 0.0,
-        error=float(error.flatten()[worst]),
-        bound=float(allowed.flatten()[worst]),
-        required=_required(got, b, expected.fmt, inside),
+        outside=int(outside.sum()),
+        pinned=0.0 if expected.fmt == "f32" else float((low == high).double().mean()),
+        used=float(used[worst]),
+        error=float((got[worst] - value[worst]).abs()),
+        bound=float(radius[worst]),
     )
 
 
 def edges(expected: Expected) -> tuple[Tensor, Tensor]:
-    """Smallest and largest value that may be stored, elementwise."""
-    b = expected.before
+    """Smallest and largest value that may be stored, flat."""
+    value, radius = expected.before.value.flatten(), expected.before.radius.flatten()
     if expected.fmt == "f32":
-        return b.value - b.radius, b.value + b.radius
-    stored = round_bf16 if expected.fmt == "bf16" else round_e4m3
-    ends = (stored(Bounded(end, torch.zeros_like(end))).value for end in (b.value - b.radius, b.value + b.radius))
-    low, high = ends
-    return low, high
+        return value - radius, value + radius
+    stored = _STORED[expected.fmt]
+    return stored(value - radius), stored(value + radius)
 
 
-def _required(got: Tensor, b: Bounded, fmt: Stored, inside: Tensor) -> float:
-    """Smallest factor on the radius with which some value of the widened range rounds to what was stored."""
-    if bool(inside.all()):
-        return 1.0
-    out, value, radius = got[~inside], b.value[~inside], b.radius[~inside]
-    if not bool(out.isfinite().all()):
-        return math.inf
-    half = {"f32": F32, "bf16": BF16, "e4m3": E4M3}[fmt].ulp(out) / 2 if fmt != "f32" else torch.zeros_like(out)
-    factors = ((out - value).abs() - half).clamp_min(0.0) / radius
-    return float(factors.max()) if bool(factors.isfinite().all()) else math.inf
+def _used(got: Tensor, value: Tensor, radius: Tensor, fmt: Stored) -> Tensor:
+    """Share of the radius within which some value rounds to what was stored."""
+    error = (got - value).abs()
+    if fmt == "f32":
+        return error / radius
+    used = torch.zeros_like(error)
+    moved = got != _STORED[fmt](value)
+    spacing = {"bf16": BF16, "e4m3": E4M3}[fmt].ulp(torch.minimum(got[moved].abs(), value[moved].abs()).nan_to_num())
+    used[moved] = (error[moved] - spacing / 2).clamp_min(0.0) / radius[moved]
+    return used
+
+
+def _bf16(x: Tensor) -> Tensor:
+    return bf16(x).double()
+
+
+def _e4m3(x: Tensor) -> Tensor:
+    return e4m3_decode(e4m3_encode(x), torch.float64)
+
+
+_STORED = {"bf16": _bf16, "e4m3": _e4m3}

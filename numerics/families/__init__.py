@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numerics.families import kda, linear, mla, moe
-from numerics.families.dims import K3_SHARD_8, K3_SHARD_16, MINI, Dims
+from numerics.families.dims import K3_SHARD_8, K3_SHARD_16, MINI, NARROW_8, NARROW_16, Dims
 from numerics.families.draw import GARBAGE, Draw
 
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -45,4 +45,4 @@ def make_case(op: str, dims: Dims, family: str, rows: int, seed: int) -> dict[st
         raise ValueError(f"the dimensions for {op!r} lack {missing}") from None
 
 
-__all__ = ["FAMILIES", "GARBAGE", "K3_SHARD_8", "K3_SHARD_16", "MINI", "Dims", "make_case"]
+__all__ = ["FAMILIES", "GARBAGE", "K3_SHARD_8", "K3_SHARD_16", "MINI", "NARROW_8", "NARROW_16", "Dims", "make_case"]

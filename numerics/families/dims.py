@@ -80,3 +80,23 @@ K3_SHARD_16: Dims = MappingProxyType(
     }
 )
 """One of 16 ranks of K3, as `K3_SHARD_8`."""
+
+NARROW_8: Dims = MappingProxyType(
+    {
+        **K3_SHARD_8,
+        "hidden_size": 256,
+        "q_lora_rank": 96,
+        "kv_lora_rank": 128,
+        "qk_nope_head_dim": 64,
+        "experts_held": 20,
+        "routed_expert_hidden_size": 160,
+        "moe_intermediate_size": 96,
+        "shared_intermediate_size": 96,
+        "projection_size": 192,
+        "page_size": 16,
+    }
+)
+"""Heads, ranks, experts and blocks of one of 8 ranks of K3 at a small width that is no multiple of 128."""
+
+NARROW_16: Dims = MappingProxyType({**NARROW_8, "kda_num_heads": 6, "num_attention_heads": 6, "ranks": 16})
+"""One of 16 ranks, as `NARROW_8`."""

@@ -10,6 +10,8 @@ from numerics.families.dims import Dims
 from numerics.families.draw import Draw
 
 EPS = 1e-5
+FAINT = 2.0**-8
+"""Factor that takes mean squares of magnitude 1 to about EPS, where a norm's constant decides."""
 
 
 def product_inputs(draw: Draw, family: str, rows: int, K: int, *out: int) -> tuple[Any, list[Any]]:
@@ -41,6 +43,8 @@ def rms_norm(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     x = draw.bf16(rows, H)
     if family == "outliers":
         x[:, draw.one(0, 64) :: 64] *= 1000.0
+    elif family == "faint":
+        x *= FAINT
     elif family == "subnormals":
         x = draw.with_subnormals(x)
     return {"x": x, "weight": draw.bf16(H, std=0.1, mean=1.0), "eps": EPS}
@@ -48,7 +52,7 @@ def rms_norm(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
 
 def rank_partials(draw: Draw, family: str, name: str, ranks: int, rows: int, width: int) -> dict[str, Any]:
     """`name.0` .. of one op, bf16 [rows, width]; in `cancelling`, odd ranks nearly cancel even ones."""
-    parts = [draw.bf16(rows, width) for _ in range(ranks)]
+    parts = [draw.bf16(rows, width) * (FAINT if family == "faint" else 1.0) for _ in range(ranks)]
     if family == "cancelling":
         for r in range(1, ranks, 2):
             parts[r - 1], parts[r] = draw.cancelling(parts[r - 1], 0.02)
@@ -77,6 +81,9 @@ def attn_res(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     if family == "subnormals":
         for name in ("prefix", "delta", "blocks"):
             case[name] = draw.with_subnormals(case[name])
+    elif family == "faint":
+        for name in ("prefix", "delta", "blocks"):
+            case[name] *= FAINT
     return case
 
 
@@ -90,6 +97,9 @@ def output_mix(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]
     case["replace_prefix"] = family == "block_write"
     if case["replace_prefix"]:
         case["prefix"] = draw.garbage(rows, H)
+    if family == "faint":
+        for name in ("prefix", "blocks", *(f"y.{r}" for r in range(ranks))):
+            case[name] *= FAINT
     return case
 
 
@@ -114,8 +124,8 @@ def _mix_inputs(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any
 
 FAMILIES = {
     "projection": ("iid", "cancelling", "subnormals"),
-    "rms_norm": ("iid", "outliers", "subnormals"),
+    "rms_norm": ("iid", "outliers", "faint", "subnormals"),
     "all_reduce": ("iid", "cancelling", "subnormals"),
-    "attn_res": ("iid", "peaked", "equal_sources", "first_layer", "full", "final", "subnormals"),
-    "output_mix": ("iid", "block_write", "cancelling", "subnormals"),
+    "attn_res": ("iid", "peaked", "equal_sources", "first_layer", "full", "final", "faint", "subnormals"),
+    "output_mix": ("iid", "block_write", "cancelling", "faint", "subnormals"),
 }

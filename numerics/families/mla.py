@@ -15,6 +15,7 @@ from torch import Tensor
 
 from numerics.families.dims import Dims
 from numerics.families.draw import Draw
+from numerics.families.linear import FAINT
 from numerics.formats import E4M3_MAX, bf16, e4m3_encode
 
 EPS = 1e-5
@@ -22,6 +23,11 @@ Q_SCALE, K_SCALE = 0.83, 0.7
 PEAK_SCORE = 18.0
 """Score of a planted key: against some hundred keys of score around +-1.5 it takes nearly all of the
 softmax."""
+TOWER_SCORE = 300.0
+"""Score beyond what exp (88) and exp2 (127) hold in FP32: only a softmax that subtracts its maximum survives it."""
+LONG_PAGES = (33, 48)
+"""Pages of the longest request of the `long` families."""
+VERIFY_WIDTHS = (2, 4, 6, 8)
 LOUD = 400.0
 """Factor that takes a channel of magnitude 1 beyond E4M3's 448 times either scale."""
 
@@ -62,6 +68,8 @@ def mla_query(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
         q_b.view(h, nope + R, r)[:, -4:] *= LOUD
     elif family == "subnormals_bf16":
         a = draw.with_subnormals(a)
+    elif family == "faint_bf16":
+        a *= FAINT
     pages = 3 + -(-2 * rows // page)
     last_page = (pages - 1) * page
     edges = torch.tensor([last_page, pages * page - 1])
@@ -83,10 +91,19 @@ def mla_query(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
 
 
 def mla_attend(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
-    """Strongly ragged lengths: 1, page - 1, page, page + 1, many pages, and 0 (a padded row)."""
-    lengths = _lengths(draw, dims["page_size"], rows)
-    case, table = _attention(draw, dims, family, rows, lengths, [[i] for i in range(rows)])
-    return {**case, "block_table": table, "lengths": torch.tensor(lengths)}
+    """Strongly ragged lengths: 1, page - 1, page, page + 1, many pages, and 0 (a padded row).
+
+    `verify`: requests of 2, 4, 6 or 8 (drawn) consecutive tokens, each token a row that sees one key more; the last
+    request may be cut short by the number of rows. `long`: the first request has 33 to 48 pages."""
+    width = VERIFY_WIDTHS[draw.one(0, len(VERIFY_WIDTHS))] if family.startswith("verify") else 1
+    owners = [row // width for row in range(rows)]
+    queries = [[row for row in range(rows) if owners[row] == request] for request in range(owners[-1] + 1)]
+    lengths = _lengths(draw, dims["page_size"], len(queries))
+    if family.startswith("long"):
+        lengths[0] = draw.one(LONG_PAGES[0], LONG_PAGES[1]) * dims["page_size"] + 1
+    seen = [lengths[owners[row]] + (lengths[owners[row]] > 0) * (row % width) for row in range(rows)]
+    case, table = _attention(draw, dims, family, rows, [max(seen[row] for row in own) for own in queries], queries)
+    return {**case, "block_table": table[owners], "lengths": torch.tensor(seen)}
 
 
 def mla_attend_sequence(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
@@ -138,8 +155,9 @@ def _attention(
             keys[:, :2], keys[:, 2:6] = 0.01, LOUD * draw.signs(length, 4)
         elif family.startswith("subnormals") and length:
             keys = draw.with_subnormals(keys)
-        elif family.startswith("peaks") and length:
-            _plant_peaks(keys, q[queries[request]], page, PEAK_SCORE / softmax_scale)
+        elif family.startswith(("peaks", "towers", "verify", "long")) and length:
+            score = TOWER_SCORE if family.startswith("towers") else PEAK_SCORE
+            _plant_peaks(keys, q[queries[request]], page, score / softmax_scale)
         own = table[request, : -(-length // page)]
         held = cache[own].flatten(0, 1)
         held[:length] = storage.store(keys, "k_scale")
@@ -175,6 +193,8 @@ def _plant_peaks(keys: Tensor, q: Tensor, page: int, score: float) -> None:
     splits = [length * i // s + side for s in (2, 3, 4, 8) for i in range(1, s) for side in (-1, 0)]
     last_page = (length - 1) // page * page
     edges = [length - 1, 0, page - 1, page, 2 * page - 1, last_page - 1, last_page, *splits]
+    # Rows of a verify step see one key more each: the newest keys are their own.
+    edges[1:1] = [length - 1 - row for row in range(1, q.shape[0])]
     places = list(dict.fromkeys(j for j in edges if 0 <= j < length))
     for i, direction in enumerate(q.flatten(0, 1)):
         j = places[i % len(places)]
@@ -183,11 +203,11 @@ def _plant_peaks(keys: Tensor, q: Tensor, page: int, score: float) -> None:
         keys[j] = peak if i < len(places) else keys[j] + peak
 
 
-_ATTEND = ("iid_bf16", "iid_fp8", "peaks_bf16", "peaks_fp8", "saturating_fp8", "subnormals_bf16")
+_SEQUENCE = ("iid_bf16", "iid_fp8", "peaks_bf16", "peaks_fp8", "towers_bf16", "saturating_fp8", "subnormals_bf16")
 
 FAMILIES = {
-    "mla_query": ("iid_bf16", "iid_fp8", "saturating_fp8", "subnormals_bf16"),
-    "mla_attend": _ATTEND,
-    "mla_attend_sequence": _ATTEND,
+    "mla_query": ("iid_bf16", "iid_fp8", "saturating_fp8", "faint_bf16", "subnormals_bf16"),
+    "mla_attend": (*_SEQUENCE, "long_fp8", "verify_bf16", "verify_fp8"),
+    "mla_attend_sequence": _SEQUENCE,
     "mla_value": ("iid", "saturated_gates", "subnormals"),
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 from numerics.families.dims import Dims
 from numerics.families.draw import Draw
 from numerics.families.linear import EPS, product_inputs, rank_partials
-from numerics.formats import E2M1_VALUES, MXFP4_BLOCK
+from numerics.formats import E2M1_VALUES, E8M0_NAN, MXFP4_BLOCK
 
 SITU = {"beta": 4.0, "linear_beta": 25.0}
 LARGE = 32.0
@@ -29,6 +29,8 @@ def moe_front(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
 
 def route(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     """`close_scores`: gaps at the cut of a few hundred FP32 ULPs, which BF16 logits or scores destroy.
+    `hair_scores`: gaps of about 27 FP32 ULPs, which an epsilon for ties destroys. `close_bias`: scores and biases vary
+    by less than a BF16 ULP of the bias. `coverage`: every row favours experts of its own, all of them over the rows.
     `saturated`: logits x 30; a sigmoid in FP32 is exactly 1 above 17. `exact_ties`: few different scores;
     the last row is all zero. `tiny_scores`: sigmoid around 1e-8 under a bias around 12, so that a score
     recovered as (s + b) - b is lost."""
@@ -36,6 +38,15 @@ def route(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     logits, bias, scaling = draw.normal(rows, E, std=1.5), draw.normal(E, std=0.1), 1.0
     if family == "close_scores":
         logits, bias, scaling = draw.normal(rows, E, std=0.05, mean=1.0), torch.zeros(E), 2.5
+    elif family == "hair_scores":
+        steps = torch.stack([draw.permutation(E) for _ in range(rows)])
+        logits, bias = 1.0 + steps.float() * 2.0**-17, torch.zeros(E)
+    elif family == "close_bias":
+        logits, bias = draw.normal(rows, E, std=2e-3), 0.75 + draw.normal(E, std=5e-4)
+    elif family == "coverage":
+        k = dims["num_experts_per_token"]
+        favoured = (torch.arange(rows * k) % E)[draw.permutation(rows * k)].view(rows, k)
+        logits = logits.scatter(-1, favoured, 8.0 + draw.uniform(0.0, 1.0, rows, k))
     elif family == "saturated":
         logits = logits * 30
     elif family == "exact_ties":
@@ -51,7 +62,9 @@ def route(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
 
 def experts(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     """`scattered_scales`: block scales over 12 binades, so that one out of place is gross. `one_set`:
-    every row chose the same experts, in another order. Experts that no row chose hold garbage."""
+    every row chose the same experts, in another order. `coordinate_scales`: no scale equals that of a neighbouring
+    expert, row or block, so that a wrong stride or order moves every value. `padded_blocks`: w2 has one block more than
+    the expert's width, of random codes under the scale NaN. Experts that no row chose hold garbage."""
     held, k = dims["experts_held"], dims["num_experts_per_token"]
     L, I = dims["routed_expert_hidden_size"], dims["moe_intermediate_size"]
     ids = _expert_ids(draw, held, k, rows, one_set=family == "one_set")
@@ -62,6 +75,12 @@ def experts(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     gain = LARGE if family == "large_situ" else 1.0
     w13_packed, w13_scale = _mxfp4(draw, held, 2 * I, L, gain, spread)
     w2_packed, w2_scale = _mxfp4(draw, held, L, I, 1.0, spread)
+    if family == "coordinate_scales":
+        w13_scale, w2_scale = _coordinate_coded(w13_scale), _coordinate_coded(w2_scale)
+    elif family == "padded_blocks":
+        # Columns beyond the expert's width, as a width below a block's multiple leaves them: never to be read.
+        w2_packed = torch.cat([w2_packed, draw.bytes(held, L, MXFP4_BLOCK // 2)], -1)
+        w2_scale = torch.cat([w2_scale, torch.full((held, L, 1), E8M0_NAN, dtype=torch.uint8)], -1)
     unused = torch.ones(held, dtype=torch.bool)
     unused[ids.unique()] = False
     w13_scale[unused], w2_scale[unused] = UNUSED_SCALE, UNUSED_SCALE
@@ -109,6 +128,15 @@ def _expert_ids(draw: Draw, held: int, k: int, rows: int, one_set: bool) -> Tens
     return torch.stack([(sets[0] if one_set else own)[draw.permutation(k)] for own in sets])
 
 
+def _coordinate_coded(scale: Tensor) -> Tensor:
+    """Scales around the same middle that name their place: expert, row and block each step by another amount."""
+    e, n, b = (
+        torch.arange(size).view(shape) for size, shape in zip(scale.shape, ((-1, 1, 1), (-1, 1), (-1,)), strict=True)
+    )
+    middle = int(scale.float().mean())
+    return (middle - 6 + (5 * e + 3 * n + b) % 13).to(torch.uint8)
+
+
 def _mxfp4(draw: Draw, E: int, N: int, K: int, gain: float, spread: int) -> tuple[Tensor, Tensor]:
     """Random codes and scales: packed u8 [E, N, K/2] and scale u8 [E, N, K/32], for products of magnitude
     `gain`.
@@ -125,8 +153,25 @@ def _mxfp4(draw: Draw, E: int, N: int, K: int, gain: float, spread: int) -> tupl
 
 FAMILIES = {
     "moe_front": ("iid", "cancelling", "subnormals"),
-    "route": ("iid", "close_scores", "saturated", "exact_ties", "tiny_scores"),
-    "experts": ("iid", "scattered_scales", "large_situ", "one_set", "subnormals"),
+    "route": (
+        "iid",
+        "close_scores",
+        "hair_scores",
+        "close_bias",
+        "coverage",
+        "saturated",
+        "exact_ties",
+        "tiny_scores",
+    ),
+    "experts": (
+        "iid",
+        "scattered_scales",
+        "coordinate_scales",
+        "padded_blocks",
+        "large_situ",
+        "one_set",
+        "subnormals",
+    ),
     "shared_expert": ("iid", "large_situ", "cancelling", "subnormals"),
-    "moe_tail": ("iid", "cancelling", "subnormals"),
+    "moe_tail": ("iid", "cancelling", "faint", "subnormals"),
 }

@@ -46,7 +46,8 @@ def experts(case: Case) -> Outputs:
         n, slot = (ids == e).nonzero(as_tuple=True)
         W13 = mxfp4_dequantise(case["w13_packed"][e], case["w13_scale"][e], torch.float64)
         W2 = mxfp4_dequantise(case["w2_packed"][e], case["w2_scale"][e], torch.float64)
-        y = gated_mlp(z[n], W13, W2, case["beta"], case["linear_beta"])
+        # Columns beyond the expert's own width are padding.
+        y = gated_mlp(z[n], W13, W2[:, : W13.shape[0] // 2], case["beta"], case["linear_beta"])
         latent.index_add_(0, n, w[n, slot, None] * y)
     return {"latent": latent}
 
