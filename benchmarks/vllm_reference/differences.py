@@ -59,9 +59,10 @@ KNOWN = (
     ),
     (
         "experts, weighted sum",
-        "slot result times its weight in FP32, one rounding to BF16; sum over slots to BF16",
-        "slot result to BF16, times its weight and summed over slots in FP32, one rounding",
-        "the rounding is behind the weight instead of before it",
+        "Marlin: slot result and weight to BF16, their product to BF16 (Triton: product in FP32, to BF16); the sum over"
+        " slots to BF16 after every addition",
+        "slot result to BF16, times its FP32 weight, summed over slots in FP32, one rounding",
+        "BF16 roundings of the weight, the product and every partial sum",
     ),
     (
         "latent tail",

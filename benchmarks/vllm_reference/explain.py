@@ -18,6 +18,7 @@ from torch import Tensor
 from decode_impl import generic
 from decode_impl.checkpoint import load_checkpoint
 from decode_impl.config import ModelConfig
+from decode_impl.ops import OpTable
 from decode_impl.weights import KdaWeights, LayerWeights, MlaWeights, ModelWeights, MoeWeights, shard_weights
 from numerics.formats import bf16
 
@@ -49,13 +50,13 @@ def relative_rms(reference: Tensor, other: Tensor) -> float:
     return float(difference / size) if size else (math.inf if difference else 0.0)
 
 
-def explain(folder: Path, seen: Mapping[str, Tensor], prompt_length: int) -> list[OpRow]:
-    """Every op on vLLM's own inputs, compared on the decode rows: those from `prompt_length` on."""
+def explain(folder: Path, seen: Mapping[str, Tensor], prompt_length: int, ops: OpTable = generic.OPS) -> list[OpRow]:
+    """Every op of the table on vLLM's own inputs, compared on the decode rows: those from `prompt_length` on."""
     checkpoint = load_checkpoint(folder)
     weights = shard_weights(checkpoint.config, checkpoint.tensors)
     rows = []
     with torch.inference_mode():
-        for op, layer, ours in _recomputed(weights, seen):
+        for op, layer, ours in _recomputed(weights, seen, ops):
             theirs = seen[AT_THE_END.get(op) or f"layers.{layer}.{_KEPT[op]}"]
             # What only a step's last row goes through was seen once for the prefill.
             decode = slice(1 if op in AT_THE_END else prompt_length, None)
@@ -85,12 +86,12 @@ _KEPT = {
 """Our op, and the tensor of the probe that is its output."""
 
 
-def _recomputed(weights: ModelWeights, seen: Mapping[str, Tensor]) -> Iterator[tuple[str, int, Tensor]]:
+def _recomputed(weights: ModelWeights, seen: Mapping[str, Tensor], ops: OpTable) -> Iterator[tuple[str, int, Tensor]]:
     """(op, layer, our output on vLLM's inputs) for all that the probe kept."""
-    config, ops = weights.config, generic.OPS
+    config = weights.config
     for index, layer in enumerate(weights.layers):
         kept = {name.split(".", 2)[2]: t for name, t in seen.items() if name.startswith(f"layers.{index}.")}
-        yield from ((op, index, output) for op, output in _layer(config, index, layer, kept))
+        yield from ((op, index, output) for op, output in _layer(config, ops, index, layer, kept))
     rows = seen["final_mix"].shape[0]
     prefix, blocks, _ = _attention_residual(config, index, layer, kept)
     if index % config.attn_res_block_size == 0:
@@ -118,9 +119,9 @@ def _attention_residual(
 
 
 def _layer(
-    config: ModelConfig, index: int, layer: LayerWeights, kept: Mapping[str, Tensor]
+    config: ModelConfig, ops: OpTable, index: int, layer: LayerWeights, kept: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    ops, w = generic.OPS, layer.attention[0]
+    w = layer.attention[0]
     writes = index % config.attn_res_block_size == 0
     prefix, blocks, mixed = _attention_residual(config, index, layer, kept)
     yield "attn_res before attention", mixed
@@ -128,7 +129,7 @@ def _layer(
         yield "projection q k v g f_a beta", ops["projection"](x=kept["attn_in"], weight=w.in_proj)
         yield "kda_step", _kda(config, w, kept["proj"])
     else:
-        yield "mla (projection to gated values)", _mla(config, w, kept["attn_in"])
+        yield "mla (projection to gated values)", _mla(config, ops, w, kept["attn_in"])
     yield "o_proj", ops["projection"](x=kept["heads"], weight=w.o_proj)
     _, mixed = ops["attn_res"](
         prefix=kept["attn_out"] if writes else prefix,
@@ -138,7 +139,7 @@ def _layer(
         **_mix(config, layer.mlp_residual),
     )
     yield "attn_res before the MLP", mixed
-    yield from _mlp(config, layer, kept)
+    yield from _mlp(config, ops, layer, kept)
 
 
 def _mix(config: ModelConfig, residual: Any) -> dict[str, Any]:
@@ -163,9 +164,9 @@ def _kda(config: ModelConfig, w: KdaWeights, proj: Tensor) -> Tensor:
     return torch.cat([step(proj=row, **arguments, **kept) for row in rows])
 
 
-def _mla(config: ModelConfig, w: MlaWeights, x: Tensor) -> Tensor:
+def _mla(config: ModelConfig, ops: OpTable, w: MlaWeights, x: Tensor) -> Tensor:
     """All of one MLA layer up to its gated values, every row seeing the rows before it and itself."""
-    ops, length = generic.OPS, x.shape[0]
+    length = x.shape[0]
     pages = -(-length // PAGE)
     cache = torch.zeros(pages + 1, PAGE, config.latent_row, dtype=torch.bfloat16)
     a = ops["projection"](x=x, weight=w.a_proj)
@@ -196,8 +197,10 @@ def _mla(config: ModelConfig, w: MlaWeights, x: Tensor) -> Tensor:
     return value
 
 
-def _mlp(config: ModelConfig, layer: LayerWeights, kept: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    ops, w, x = generic.OPS, layer.mlp, kept["mlp_in"]
+def _mlp(
+    config: ModelConfig, ops: OpTable, layer: LayerWeights, kept: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    w, x = layer.mlp, kept["mlp_in"]
     activation = {"beta": config.situ_beta, "linear_beta": config.situ_linear_beta}
     if not isinstance(w, MoeWeights):
         yield "dense MLP", ops["shared_expert"](x=x, gate_up=w[0].gate_up, down=w[0].down, **activation)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.vllm_reference.cases import Cases, Question
-from benchmarks.vllm_reference.outputs import Answer, Outputs, compositions
+from benchmarks.vllm_reference.outputs import FIRST, Answer, Outputs, compositions
 from decode_impl.batch import Chunk
 from decode_impl.checkpoint import load_checkpoint
 from decode_impl.deployment import Deployment
@@ -132,8 +132,10 @@ def _ended(given: Answer, limit: int, eos: int) -> bool:
     return given.tokens[-1] == eos or len(given.tokens) == limit
 
 
-def decode_all(folder: Path, cases: Cases, variant: Variant, with_answers: bool = True) -> Outputs:
-    """Every view of the cases in both compositions, and the answers in one."""
+def decode_all(
+    folder: Path, cases: Cases, variant: Variant, with_answers: bool = True, both_compositions: bool = True
+) -> Outputs:
+    """Every view of the cases, and the answers in the first composition."""
     context = max(cases.length, *(len(q.prompt) + q.limit for q in cases.questions), 1)
     on = runner(folder, variant, max(len(cases.sequences), len(cases.questions), 1), context)
     outputs = Outputs({"implementation": "decode_impl", "path": variant.backend, "ranks": variant.ranks})
@@ -145,7 +147,8 @@ def decode_all(folder: Path, cases: Cases, variant: Variant, with_answers: bool 
         outputs.views[view] = {
             name: torch.cat([decode(on, [cases.sequences[i] for i in group]) for group in groups])
             for name, groups in compositions(len(cases.sequences)).items()
+            if both_compositions or name == FIRST
         }
     if with_answers:
-        outputs.answers = {"first": answer(on, cases.questions, cases.eos)}
+        outputs.answers = {FIRST: answer(on, cases.questions, cases.eos)}
     return outputs

@@ -2,8 +2,8 @@
 
     python -m benchmarks.vllm_reference.run_vllm CASES OUT [--model FOLDER]
 
-Attempts run in processes of their own, one after another, until one has decoded; then the same weights once more at the
-released K3's MLA sizes with CUDA graphs. OUT/main and OUT/graphs get the outputs, OUT/attempts.json what was tried.
+Attempts run in processes of their own, one after another, until one has decoded; then the same model once more through
+other kernels, with CUDA graphs. OUT/main and OUT/graphs get the outputs, OUT/attempts.json what was tried.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ MAIN = (
 """In order of preference: the very files first."""
 
 
-def with_graphs(after: Attempt) -> Attempt:
-    """The second run: the same experts, MLA at the released sizes with none of vLLM's code replaced, CUDA graphs."""
-    return Attempt("graphs", "experts+mla" if "experts" in after.files else "mla", False, 120)
+GRAPHS = Attempt("graphs", "experts+mla", False, 120)
+"""The second run: other kernels for the same model (BF16 experts, MLA at the released sizes), none of vLLM's code
+replaced, CUDA graphs."""
 
 
 def run_one(attempt: Attempt, model: Path, cases: Cases, out: Path, scratch: Path) -> None:
@@ -194,7 +194,7 @@ def main() -> None:
         for attempt in MAIN:
             attempt_once(attempt, Path(name))
             if decoded(arguments.out / "main"):
-                attempt_once(with_graphs(attempt), Path(name))
+                attempt_once(GRAPHS, Path(name))
                 break
     sys.exit(0 if decoded(arguments.out / "main") else 1)
 
