@@ -22,8 +22,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 MAX_LENGTH, MAX_REQUESTS = 2048, 32
-MAX_STEP_TOKENS = 16384
-"""More than all prompts of one call: a prompt cut into chunks would need context kernels of other latent widths."""
+MAX_STEP_TOKENS = 8192
+"""At least all prompts of one call: one that is cut into chunks needs context kernels of a fixed latent width."""
 CACHE_BYTES = 4 << 30
 
 EPILOGUES = ("fused_mla_key_concat_kv_cache_insert", "fused_mla_decode_q_concat_kv_cache_insert")

@@ -20,11 +20,12 @@ def view_table(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     yield f"Typical KL is {ratio.mean:.2f} of the widest floor ({found['widest']}), one-sided bounds"
     yield f"{ratio.lower:.2f} .. {ratio.upper:.2f} over {ratio.n} sequences; allowed are {TYPICAL_MULTIPLE} floors."
     yield ""
-    yield "| comparison | tokens | typical KL | mean KL | p99 KL | logit RMS | top-1 flips |"
-    yield "|---|--:|--:|--:|--:|--:|--:|"
-    yield _row("**vLLM / ours**", found["judged"])
+    yield "| comparison | tokens | typical KL | mean KL | p99 KL | logit RMS | top-1 flips | judged, in this floor |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
+    yield f"{_row('**vLLM / ours**', found['judged'])} - |"
     for floor, distance in found["floors"].items():
-        yield _row(f"floor: {floor}", distance)
+        ratio = found["ratios"][floor]
+        yield f"{_row(f'floor: {floor}', distance)} {ratio.mean:.3g} ({ratio.lower:.3g} .. {ratio.upper:.3g}) |"
     yield ""
     yield "| margin of the reference's best token, logits | " + " | ".join(_bins(found["judged"])) + " |"
     yield "|---" * (1 + len(found["judged"].flips)) + "|"

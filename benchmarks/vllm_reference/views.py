@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.vllm_reference.cases import Question
+from benchmarks.vllm_reference.engine import MAX_REQUESTS, MAX_STEP_TOKENS
 from benchmarks.vllm_reference.outputs import Answer
 
 
@@ -26,6 +27,9 @@ def _without_collecting() -> Iterator[None]:
 
 
 def _generate(llm: Any, prompts: Sequence[Sequence[int]], params: Sequence[Any]) -> list[Any]:
+    tokens = sum(map(len, prompts))
+    if tokens > MAX_STEP_TOKENS or len(prompts) > MAX_REQUESTS:
+        raise ValueError(f"{len(prompts)} prompts of {tokens} tokens do not start in one step; ask in smaller groups")
     with _without_collecting():
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         return list(llm.generate(asked, list(params), use_tqdm=False))
