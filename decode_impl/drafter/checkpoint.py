@@ -1,31 +1,38 @@
-"""A drafter's folder: `config.json` and `model.safetensors` with its parameters in BF16."""
+"""A drafter's folder: `config.json` and `model.safetensors` with projections in MXFP4, the rest in BF16."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor
 
 from decode_impl.checkpoint import CONFIG_FILE, WEIGHTS_FILE
 from decode_impl.drafter.config import DrafterError, read_drafter_config
-from decode_impl.drafter.model import DrafterModel
-from numerics.formats import bf16
+from decode_impl.drafter.model import DrafterModel, stored_as_mxfp4
+from numerics.formats import bf16, mxfp4_dequantise, mxfp4_quantise
 
 
 def save_drafter(model: DrafterModel, folder: Path) -> int:
-    """Write the folder and return its size in bytes."""
+    """Write the folder and return its size in bytes.
+
+    A projection `name` is stored as `name_packed` u8 [out, in/2] and `name_scale` u8 [out, in/32].
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: bf16(tensor.detach().cpu()).contiguous() for name, tensor in model.state_dict().items()}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if stored_as_mxfp4(name):
+            tensors[f"{name}_packed"], tensors[f"{name}_scale"] = mxfp4_quantise(tensor.detach().cpu().float())
+        else:
+            tensors[name] = bf16(tensor.detach().cpu()).contiguous()
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     (folder / CONFIG_FILE).write_text(model.config.to_json(), encoding="utf-8")
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def load_drafter(folder: Path) -> DrafterModel:
-    """Read a drafter for inference, parameters in FP32 holding the stored BF16 values.
+    """Read a drafter for inference: parameters in FP32 that hold the stored values.
 
     Raises:
         DrafterError: a file is missing or unreadable, or a tensor is missing, unknown, of another shape or not finite.
@@ -35,13 +42,32 @@ def load_drafter(folder: Path) -> DrafterModel:
         tensors = load_file(folder / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
         raise DrafterError(f"drafter weights {folder / WEIGHTS_FILE}: {error}") from error
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    expected = _expected_shapes(model)
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    problems = [f"{n} is {found.get(n)}, expected {expected.get(n)}" for n in sorted(expected | found)]
-    problems = [p for p, n in zip(problems, sorted(expected | found), strict=True) if expected.get(n) != found.get(n)]
-    problems += [f"{name} holds NaN or infinity" for name, t in tensors.items() if not bool(t.isfinite().all())]
+    names = sorted(expected | found)
+    problems = [f"{n} is {found.get(n)}, expected {expected.get(n)}" for n in names if expected.get(n) != found.get(n)]
+    if not problems:
+        values = {name: _value(tensors, name) for name in model.state_dict()}
+        problems = [f"{name} holds NaN or infinity" for name, t in values.items() if not bool(t.isfinite().all())]
     if problems:
         raise DrafterError(f"drafter weights {folder / WEIGHTS_FILE}: {'; '.join(problems[:4])}")
-    model.load_state_dict({name: tensor.to(torch.float32) for name, tensor in tensors.items()})
-    nn.Module.requires_grad_(model, False)
+    model.load_state_dict(values)
+    model.requires_grad_(False)
     return model.eval()
+
+
+def _expected_shapes(model: DrafterModel) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in model.state_dict().items():
+        if stored_as_mxfp4(name):
+            rows, columns = tensor.shape
+            shapes |= {f"{name}_packed": (rows, columns // 2), f"{name}_scale": (rows, columns // 32)}
+        else:
+            shapes[name] = tuple(tensor.shape)
+    return shapes
+
+
+def _value(tensors: dict[str, Tensor], name: str) -> Tensor:
+    if stored_as_mxfp4(name):
+        return mxfp4_dequantise(tensors[f"{name}_packed"], tensors[f"{name}_scale"])
+    return tensors[name].float()

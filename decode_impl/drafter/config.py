@@ -13,7 +13,7 @@ class DrafterError(ValueError):
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """One layer of attention over the target's tapped hidden states, one MLP, and a Markov head.
+    """Layers of attention over the target's tapped hidden states, each with an MLP, and a Markov head.
 
     `taps` are mixtures of the target's residual stream (see `model.forward`). `max_drafts` is the block: drafts of one
     pass. The vocabulary, the embedding and the output head are the target's.
@@ -22,12 +22,13 @@ class DrafterConfig:
     vocab_size: int
     hidden_size: int
     taps: tuple[int, ...]
+    layers: int = 2
     max_drafts: int = 7
-    latent_size: int = 96
-    heads: int = 4
+    latent_size: int = 160
+    heads: int = 6
     head_dim: int = 32
-    mlp_size: int = 96
-    markov_rank: int = 24
+    mlp_size: int = 192
+    markov_rank: int = 32
     rope_theta: float = 10_000.0
     eps: float = 1e-5
 
@@ -40,13 +41,22 @@ class DrafterConfig:
             problems.append(f"taps are {self.taps!r}, rising layer numbers from 0 are needed")
         if not problems and self.head_dim % 2:
             problems.append(f"head_dim is {self.head_dim}, an even number is needed (rotary pairs)")
+        blocked = {
+            "hidden_size": self.hidden_size,
+            "latent_size": self.latent_size,
+            "mlp_size": self.mlp_size,
+            "heads * head_dim": self.heads * self.head_dim,
+        }
+        problems += [
+            f"{n} is {s}, a multiple of 32 is needed (MXFP4)" for n, s in blocked.items() if not problems and s % 32
+        ]
         if problems:
             raise DrafterError("drafter config: " + "; ".join(problems))
 
     @property
     def row(self) -> int:
-        """Elements of one cached context row: keys and values of all heads."""
-        return 2 * self.heads * self.head_dim
+        """Elements of one cached context row: keys and values of all heads, layer by layer."""
+        return self.layers * 2 * self.heads * self.head_dim
 
     def to_json(self) -> str:
         """The text of `config.json`."""

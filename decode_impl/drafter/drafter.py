@@ -1,4 +1,4 @@
-"""A drafter at work beside its target: a paged cache of context rows, and greedy drafts from it."""
+"""A drafter at work beside its target: a paged cache of what it knows, and greedy drafts from it."""
 
 from __future__ import annotations
 
@@ -47,16 +47,19 @@ class Drafter:
         self._embedding = weights.embedding.float()
         self._head = torch.cat([part.float() for part in weights.lm_head])
         self.cache = torch.zeros(pages + 1, page_size, c.row, dtype=torch.bfloat16, device=device)
+        self.latents = torch.zeros(pages + 1, page_size, c.latent_size, dtype=torch.bfloat16, device=device)
 
     @torch.inference_mode()
     def observe(self, taps: Sequence[Tensor], positions: Tensor, indices: Tensor) -> None:
-        """Write the context rows of tokens that ran through the target.
+        """Write the latents and context rows of tokens that ran through the target.
 
         taps: one [n, H] per tap; positions: i64 [n], page * page_size + offset, inside page 0 = padding, not written;
         indices: i64 [n], the tokens' places in their requests.
         """
         live = (positions >= self.cache.shape[1]).nonzero().squeeze(-1)
-        rows = self.model.context_rows([tap[live] for tap in taps], indices[live])
+        latents = self.model.latents([tap[live] for tap in taps])
+        rows = self.model.context_rows(latents, indices[live])
+        self.latents.view(-1, self.latents.shape[-1])[positions[live]] = bf16(latents)
         self.cache.view(-1, self.cache.shape[-1])[positions[live]] = bf16(rows)
 
     @torch.inference_mode()
@@ -66,12 +69,16 @@ class Drafter:
         anchors: i64 [n], the tokens; indices: i64 [n], their places; block_table: i64 [n, max_pages].
         Returns i64 [n, count]; a request whose logits are not finite gets no drafts: its row is `NO_DRAFT`.
         """
-        pages = -(-int(indices.max()) // self.cache.shape[1])
+        page_size = self.cache.shape[1]
+        pages = -(-int(indices.max()) // page_size)
         context = self.cache[block_table[:, :pages]].flatten(1, 2).float()
         # Rows behind the anchor may hold anything, NaN included: they are removed, not weighed with zero.
         unseen = torch.arange(context.shape[1], device=context.device) >= indices[:, None]
         context = context.masked_fill(unseen[..., None], 0.0)
-        hidden = self.model.block_hidden(self._embedding[anchors][:, None], indices[:, None], context, count)
+        page = block_table.gather(1, (indices - 1)[:, None] // page_size).squeeze(1)
+        last = self.latents[page, (indices - 1) % page_size].float()
+        embedded = self._embedding[anchors]
+        hidden = self.model.block_hidden(embedded[:, None], last[:, None], indices[:, None], context, count)
         logits = hidden[:, 0] @ self._head.T
         drafts = [anchors]
         for row in range(count):

@@ -19,13 +19,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from decode_impl.checkpoint import load_checkpoint
 from decode_impl.drafter.checkpoint import save_drafter
 from decode_impl.drafter.config import DrafterConfig
-from decode_impl.drafter.model import DrafterModel
+from decode_impl.drafter.model import DrafterModel, stored_as_mxfp4
 from decode_impl.training.model import K3Text, Precision
+from decode_impl.training.optimiser import orthogonalise
+from decode_impl.training.quantise import fake_mxfp4
 from decode_impl.training.restore import restore
 from decode_impl.training.train import batches
 
@@ -71,9 +74,11 @@ def block_logits(
     Returns (f32 [B,A,K,V], i64 [B,A,K]); places behind the text's end are those of its last token.
     """
     places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    context = drafter.context_rows(told.taps, places)
+    latents = drafter.latents(told.taps)
+    context = drafter.context_rows(latents, places)
+    before = (anchors - 1).clamp(min=0).unsqueeze(-1).expand(-1, -1, latents.shape[-1])
     embedded = F.embedding(tokens.gather(1, anchors), target.embed_tokens.bfloat16().float())
-    hidden = drafter.block_hidden(embedded, anchors, context, drafter.config.max_drafts)
+    hidden = drafter.block_hidden(embedded, latents.gather(1, before), anchors, context, drafter.config.max_drafts)
     ahead = anchors.unsqueeze(-1) + torch.arange(drafter.config.max_drafts + 1, device=tokens.device)
     around = tokens.gather(1, ahead.clamp(max=tokens.shape[1] - 1).flatten(1)).view_as(ahead)
     logits = F.linear(hidden, target.lm_head.bfloat16().float()) + drafter.markov_bias(around[..., :-1])
@@ -87,7 +92,9 @@ def block_loss(
     accepted of their blocks if each draft saw the right token before it."""
     told = listen(target, tokens, drafter.config.taps)
     taught = (weights > PROMPT) & told.own
-    anchors = torch.multinomial((weights > PROMPT).float() + 1e-9, count, replacement=True)
+    # By the square of the loss weight, text counts a quarter of an answer.
+    chance = torch.where(weights > PROMPT, weights.square(), 1e-9)
+    anchors = torch.multinomial(chance, count, replacement=True)
     logits, wanted = block_logits(drafter, target, told, tokens, anchors)
     ahead = anchors.unsqueeze(-1) + 1 + torch.arange(wanted.shape[-1], device=tokens.device)
     inside = ahead < tokens.shape[1]
@@ -145,27 +152,75 @@ def evaluate(drafter: DrafterModel, target: K3Text, data: Path, rows: int) -> It
         yield path.stem.removeprefix("eval-"), acceptance(drafter, target, packed & 511, (packed >> 9) == 8)
 
 
+class FakeMXFP4(nn.Module):
+    """A parametrisation that shows a projection as its checkpoint will hold it."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return fake_mxfp4(weight)
+
+
+def quantise(drafter: DrafterModel) -> None:
+    """Put MXFP4 into the loop for every projection that a checkpoint stores so."""
+    for name in [name for name, _ in drafter.named_parameters() if stored_as_mxfp4(name)]:
+        owner, _, leaf = name.rpartition(".")
+        parametrize.register_parametrization(drafter.get_submodule(owner), leaf, FakeMXFP4())
+
+
+def finish(drafter: DrafterModel) -> None:
+    """Take MXFP4 out of the loop again; the projections keep the values that they showed."""
+    for module in list(drafter.modules()):
+        for leaf in list(getattr(module, "parametrizations", {})):
+            parametrize.remove_parametrizations(module, leaf)
+
+
+class DrafterOptimiser:
+    """Muon for the projections, AdamW for the rest; `part` in 0..1 scales both rates."""
+
+    def __init__(self, drafter: DrafterModel, matrix_rate: float, other_rate: float) -> None:
+        named = list(drafter.named_parameters())
+        self.matrices: dict[torch.Size, list[nn.Parameter]] = {}
+        for _, p in ((n, p) for n, p in named if n.endswith("original")):
+            self.matrices.setdefault(p.shape, []).append(p)
+        self.momentum = {shape: torch.zeros(len(group), *shape) for shape, group in self.matrices.items()}
+        self.matrix_rate, self.other_rate = matrix_rate, other_rate
+        others = [p for n, p in named if not n.endswith("original")]
+        self.adam = torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.98), weight_decay=0.01)
+
+    @torch.no_grad()
+    def step(self, part: float) -> None:
+        """One update from the gradients, which are cleared."""
+        for shape, group in self.matrices.items():
+            grads = torch.stack([p.grad for p in group if p.grad is not None])
+            momentum = self.momentum[shape] = self.momentum[shape].to(grads).lerp_(grads, 0.05)
+            rate = part * self.matrix_rate
+            updates = orthogonalise(grads.lerp(momentum, 0.95)) * (rate * max(1.0, shape[0] / shape[1]) ** 0.5)
+            for p, update in zip(group, updates, strict=True):
+                p.mul_(1 - 0.05 * rate).sub_(update)
+                p.grad = None
+        self.adam.param_groups[0]["lr"] = part * self.other_rate
+        self.adam.step()
+        self.adam.zero_grad()
+
+
 def train(drafter: DrafterModel, target: K3Text, arguments: argparse.Namespace) -> None:
     """The loop. The learning rate follows the clock, so a run ends when its time does."""
-    device = torch.device(arguments.device)
-    optimiser = torch.optim.AdamW(drafter.parameters(), lr=arguments.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    quantise(drafter)
+    optimiser = DrafterOptimiser(drafter, arguments.matrix_rate, arguments.other_rate)
     begun = time.time()
-    for count, (tokens, weights) in enumerate(batches(arguments.data, arguments.rows, device), 1):
+    for count, (tokens, weights) in enumerate(batches(arguments.data, arguments.rows, target.embed_tokens.device), 1):
         part = (time.time() - begun) / arguments.seconds
         if part >= 1:
             break
-        optimiser.param_groups[0]["lr"] = arguments.rate * max(0.01, min(1.0, part / 0.02, (1 - part) / 0.6))
         loss, length = block_loss(drafter, target, tokens, weights, arguments.anchors)
-        optimiser.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
-        optimiser.step()
+        optimiser.step(max(0.01, min(1.0, part / 0.02, (1 - part) / 0.6)))
         if count in (1, 10, 100) or count % 250 == 0:
             line = {"step": count, "seconds": round(time.time() - begun, 1)}
             print(
                 json.dumps(line | {"loss": round(float(loss.detach()), 4), "length": round(float(length), 3)}),
                 flush=True,
             )
+    finish(drafter)
 
 
 def main() -> None:
@@ -177,8 +232,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--anchors", type=int, default=96, help="blocks taught per row")
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--taps", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--matrix-rate", type=float, default=0.02)
+    parser.add_argument("--other-rate", type=float, default=4e-3)
+    parser.add_argument("--taps", type=int, nargs="+", default=[1, 4, 6, 8])
     parser.add_argument("--eval-rows", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")

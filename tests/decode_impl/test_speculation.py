@@ -19,24 +19,28 @@ from decode_impl.deployment import Deployment, DeploymentError
 from decode_impl.drafter.checkpoint import load_drafter, save_drafter
 from decode_impl.drafter.config import DrafterConfig, DrafterError
 from decode_impl.drafter.drafter import NO_DRAFT, Drafter
-from decode_impl.drafter.model import DrafterModel
+from decode_impl.drafter.model import DrafterModel, stored_as_mxfp4
 from decode_impl.engine import Engine, Finish
 from decode_impl.parts import PARTS
 from decode_impl.runner import GENERIC, SPECIALIZED, ModelRunner
 from decode_impl.sampling import SamplingParams
+from numerics.formats import mxfp4_dequantise, mxfp4_quantise
 
 FAST = "latency_specialized"
 BACKENDS = pytest.mark.parametrize("backend", ["auto", FAST])
-DRAFTER = DrafterConfig(SMALL.vocab_size, SMALL.hidden_size, taps=(2, 4), latent_size=16, mlp_size=16, markov_rank=4)
+DRAFTER = DrafterConfig(
+    SMALL.vocab_size, SMALL.hidden_size, taps=(2, 4), latent_size=32, heads=2, mlp_size=32, markov_rank=4
+)
 
 
 def drafter_of(config: DrafterConfig = DRAFTER, seed: int = 0) -> DrafterModel:
     torch.manual_seed(seed)
     model = DrafterModel(config).eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-        parameter.copy_(parameter.bfloat16())
-    return model
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            stored = mxfp4_dequantise(*mxfp4_quantise(parameter)) if stored_as_mxfp4(name) else parameter.bfloat16()
+            parameter.copy_(stored)
+    return model.requires_grad_(False)
 
 
 class OracleDrafter:
@@ -267,13 +271,12 @@ def test_padding_never_writes_the_drafters_null_page() -> None:
 def test_a_block_sees_its_rows_and_the_context_before_its_anchor_only() -> None:
     torch.manual_seed(1)
     model = drafter_of(seed=1)
-    model.o_proj.normal_()
     context, embedded = torch.randn(1, 10, DRAFTER.row), torch.randn(1, 2, SMALL.hidden_size)
-    places = torch.tensor([[4, 8]])
-    hidden = model.block_hidden(embedded, places, context, 7)
+    places, last = torch.tensor([[4, 8]]), torch.randn(1, 2, DRAFTER.latent_size)
+    hidden = model.block_hidden(embedded, last, places, context, 7)
     changed = context.clone()
     changed[:, 4:] += 1
-    again = model.block_hidden(embedded, places, changed, 7)
+    again = model.block_hidden(embedded, last, places, changed, 7)
     assert torch.equal(hidden[:, 0], again[:, 0])
     assert not torch.equal(hidden[:, 1], again[:, 1])
 
@@ -292,9 +295,10 @@ def test_a_saved_drafter_loads_with_the_same_parameters(tmp_path: Any) -> None:
     [
         ("config.json", "{", "config.json"),
         ("config.json", '{"model_type": "other"}', "model_type"),
-        ("config.json", DRAFTER.to_json().replace('"heads": 4', '"heads": 0'), "heads is 0"),
-        ("config.json", DRAFTER.to_json().replace('"heads": 4', '"heads": 4, "x": 1'), "unknown fields x"),
-        ("config.json", DRAFTER.to_json().replace('"latent_size": 16', '"latent_size": 8'), "context_proj is"),
+        ("config.json", DRAFTER.to_json().replace('"heads": 2', '"heads": 0'), "heads is 0"),
+        ("config.json", DRAFTER.to_json().replace('"latent_size": 32', '"latent_size": 8'), "latent_size is 8"),
+        ("config.json", DRAFTER.to_json().replace('"heads": 2', '"heads": 2, "x": 1'), "unknown fields x"),
+        ("config.json", DRAFTER.to_json().replace('"latent_size": 32', '"latent_size": 64'), "context_proj_packed is"),
         ("model.safetensors", "nonsense", "model.safetensors"),
     ],
 )
@@ -311,7 +315,7 @@ def test_a_drafter_that_cannot_be_used_is_refused_with_what_is_wrong(
     ("config", "message"),
     [
         (replace(DRAFTER, vocab_size=7), "its vocabulary is 7"),
-        (replace(DRAFTER, hidden_size=8), "its hidden size is 8"),
+        (replace(DRAFTER, hidden_size=32), "its hidden size is 32"),
         (replace(DRAFTER, taps=(9,)), r"taps \(9,\), the model has 4 layers"),
     ],
 )

@@ -10,7 +10,8 @@ from numerics.formats import bf16, e4m3_decode, e4m3_encode, e8m0_decode, mxfp4_
 def test_a_gpu_gives_the_same_bits_as_a_cpu_for_every_value() -> None:
     x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     x = x[~x.isnan()]
-    w = torch.cat([x[x.abs() <= 1e30], torch.zeros(64)])[: 65024 // 32 * 32].view(-1, 32)
+    moderate = x[x.abs() <= 1e30]
+    w = moderate[: len(moderate) // 32 * 32].view(-1, 32)
     packed, scale = mxfp4_quantise(w)
     on_gpu = mxfp4_quantise(w.cuda())
     assert torch.equal(on_gpu[0].cpu(), packed)
