@@ -4,18 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-Ops = Mapping[str, Callable[..., object]]
-"""One path's table of ops, by the names of docs/ops.md (see decode_impl/ops.py for the calling conventions)."""
+Ops = Mapping[str, Callable[..., Any]]
+"""One table of components by name: the ops of a path (docs/ops.md), or the parts of an engine."""
+
+GENERIC, SPECIALIZED, ENGINE = "generic", "specialized", "engine"
+PATHS = (GENERIC, SPECIALIZED, ENGINE)
+"""The tables that a fault can change: either path's ops, or the engine's parts (caches, layout of a step, sampler)."""
+
+
+class Kind(StrEnum):
+    """What sort of mistake a fault is. Faults are examples; a suite should see the kind."""
+
+    LAYOUT = "layout"
+    INDEX = "off by one"
+    DROPPED = "dropped term"
+    OPERAND = "wrong operand"
+    CONSTANT = "wrong constant"
+    SCALE = "wrong scale"
+    ROUNDING = "rounding"
+    OVERFLOW = "overflow"
+    MASK = "missing mask"
+    STALE = "stale data"
+    OWNERSHIP = "ownership"
+    REDUCTION = "reduction"
+    ONE_BIN = "one bin only"
+    SCHEDULE = "schedule"
+    RACE = "race"
+    SAMPLING = "sampling"
+    ACCOUNTING = "accounting"
+
+
+def unchanged(ops: Ops) -> Ops:
+    """The change of a fault that is only declared: none."""
+    return {}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A wrong variant of one op.
+    """A wrong variant of one component.
 
-    `mutate` gets the ops of one path (`generic` or `specialized`) and returns the ops to put in their place;
-    an op usually is wrapped, or given another value for one of its keyword-only *parts* by `functools.partial`.
+    `mutate` gets one table of components and returns what to put in place of some; it is applied to every table of
+    `paths`. A fault without paths is *declared*: the component that it breaks does not exist here yet.
+
+    `gate` is the gate that should see it first; `missed_by` names common checks that do not. `equivalent` is the reason
+    why no gate can or should tell the variant from the right one; `not_applicable` why it cannot be had here at all.
     """
 
     id: str
@@ -23,7 +58,18 @@ class Fault:
     component: str
     sources: tuple[str, ...]
     paths: tuple[str, ...]
-    mutate: Callable[[Ops], Ops]
+    mutate: Callable[[Ops], Ops] = unchanged
+    layer: str = ""
+    kind: Kind = Kind.OPERAND
+    gate: str = "numerics"
+    missed_by: str = ""
+    equivalent: str = ""
+    not_applicable: str = ""
+
+    @property
+    def injectable(self) -> bool:
+        """False for a fault that is only declared."""
+        return bool(self.paths)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A fault of the catalogue pickles as its id: what it mutates with is code."""

@@ -15,7 +15,10 @@ from validation.gates.base import Context, GateResult, Json, Unit
 from validation.gates.parity_judge import judge_cell
 from validation.gates.parity_measure import Arms, measure_parity, other_ranks, windows
 from validation.gates.parity_report import cell_table, flip_plot, flip_table, position_plot, ratio_plot, summary
-from validation.gates.settings import cells, integers, positive_integer, problems
+from validation.gates.parity_schedule_judge import schedule_findings, schedule_table
+from validation.gates.parity_schedule_measure import measure_schedules
+from validation.gates.parity_schedules import SCENARIOS, TEXT_LENGTH, TEXTS
+from validation.gates.settings import cells, integers, positive_integer, problems, subset
 from validation.targets.base import ArmConfig, Capability
 from validation.verdict import Verdict
 
@@ -40,7 +43,9 @@ class ParityGate:
                 "cells": cells(
                     kv_cache_dtype=("bf16", "fp8"), tensor_parallel=integers(1, 64), batches=integers(1, 64)
                 ),
+                "schedules": subset(SCENARIOS),
             },
+            optional=("schedules",),
         )
         if wrong:
             return wrong
@@ -51,11 +56,21 @@ class ParityGate:
     def arms(self, context: Context) -> Sequence[ArmConfig]:
         """Baseline, candidate and floor of every cache format and rank count, at their largest batch."""
         windows(context.target, 1, context.settings["prompt_length"] + context.settings["decode_length"], context.seed)
+        schedules = context.settings.get("schedules", [])
+        if schedules and Capability.SCHEDULE not in context.target.capabilities:
+            raise ValueError(
+                f"target {context.target.name!r} cannot play schedules; take `schedules` out of the profile"
+            )
+        if schedules:
+            windows(context.target, 1, TEXT_LENGTH, context.seed)
         return [
-            arm
-            for cell in context.settings["cells"]
-            for ranks in cell["tensor_parallel"]
-            for arm in _arms(context, cell["kv_cache_dtype"], ranks, max(cell["batches"]))
+            *(_schedule_arms(context) if schedules else ()),
+            *(
+                arm
+                for cell in context.settings["cells"]
+                for ranks in cell["tensor_parallel"]
+                for arm in _arms(context, cell["kv_cache_dtype"], ranks, max(cell["batches"]))
+            ),
         ]
 
     def plan(self, context: Context) -> Sequence[Unit]:
@@ -63,7 +78,9 @@ class ParityGate:
         return _units(context.settings)
 
     def measure(self, unit: Unit, context: Context) -> dict[str, Json]:
-        """Decode the unit's sequences in both arms and in the baseline's other composition."""
+        """Decode the unit's sequences in both arms and in the baseline's other composition, or play its schedules."""
+        if "schedule" in unit.params:
+            return _measure_schedule(unit, context)
         kv, ranks, batch = unit.params["kv"], unit.params["tp"], unit.params["batch"]
         prompt, decode = context.settings["prompt_length"], context.settings["decode_length"]
         count = -(-max(batch, context.settings["min_sequences"]) // batch) * batch
@@ -81,25 +98,32 @@ class ParityGate:
         }
 
     def judge(self, results: Mapping[str, dict[str, Json]], context: Context) -> GateResult:
-        """Every cell equivalent, its caches within their multiple, and the candidate's own path run."""
+        """Every cell equivalent, its caches within their multiple, the candidate's own path run, all schedules kept."""
+        played = {unit: result for unit, result in results.items() if "schedule" in result}
+        results = {unit: result for unit, result in results.items() if unit not in played}
         judged = {
             unit: judge_cell(unit, result, _seed(context.seed, unit), len(results)) for unit, result in results.items()
         }
         findings = [finding for cell in judged.values() for finding in cell.findings]
+        findings += [finding for unit, result in played.items() for finding in schedule_findings(unit, result)]
         undecided = [unit for unit, cell in judged.items() if cell.undecided]
         tokens = sum(result["tokens"] for result in results.values())
         verdict = Verdict.PASS
-        if findings or not tokens:
+        if findings or not (tokens or played):
             verdict = Verdict.FAIL
         elif undecided:
             verdict = Verdict.INCONCLUSIVE
         return GateResult(
             gate=self.name,
             verdict=verdict,
-            summary=summary(results, judged, undecided, tokens),
+            summary=summary(results, judged, undecided, tokens) + _schedule_summary(played),
             findings=findings,
-            metrics={"tokens": tokens, "cells": {unit: cell.as_json() for unit, cell in judged.items()}},
-            tables=[cell_table(results, judged), flip_table(results)],
+            metrics={
+                "tokens": tokens,
+                "cells": {unit: cell.as_json() for unit, cell in judged.items()},
+                "schedules": {result["schedule"]: len(result["requests"]) for result in played.values()},
+            },
+            tables=[cell_table(results, judged), flip_table(results), *([schedule_table(played)] if played else [])],
             plots=[position_plot(results), ratio_plot(judged), flip_plot(results)],
         )
 
@@ -122,6 +146,33 @@ def _arms(context: Context, kv: str, ranks: int, batch: int) -> tuple[ArmConfig,
     return arm(context.baseline, ranks), arm(context.candidate, ranks), arm(context.baseline, floor_ranks)
 
 
+def _schedule_arms(context: Context) -> tuple[ArmConfig, ArmConfig, ArmConfig]:
+    """Baseline, candidate and floor of the schedules: FP8 cache, one rank, two for the floor where there are ranks."""
+    ranks = 2 if Capability.RANKS in context.target.capabilities else 1
+
+    def arm(config: ArmConfig, tensor_parallel: int) -> ArmConfig:
+        fp8 = {"kv_cache_dtype": "fp8", "max_context": 2 * TEXT_LENGTH, "max_batch": TEXTS}
+        return replace(config, tensor_parallel=tensor_parallel, **fp8)  # type: ignore[arg-type]
+
+    return arm(context.baseline, 1), arm(context.candidate, 1), arm(context.baseline, ranks)
+
+
+def _measure_schedule(unit: Unit, context: Context) -> dict[str, Json]:
+    texts = windows(context.target, TEXTS, TEXT_LENGTH, _seed(context.seed, unit.id))
+    arms = Arms(*(context.target.open(config) for config in _schedule_arms(context)))
+    return {
+        "schedule": unit.params["schedule"],
+        **measure_schedules(arms, SCENARIOS[unit.params["schedule"]](texts), texts),
+    }
+
+
+def _schedule_summary(played: Mapping[str, Mapping[str, Json]]) -> str:
+    if not played:
+        return ""
+    broken = [result["schedule"] for unit, result in played.items() if any(schedule_findings(unit, result))]
+    return f"; {len(played)} schedules, " + (f"broken: {', '.join(broken)}" if broken else "none broken")
+
+
 def _units(settings: Mapping[str, Json]) -> list[Unit]:
     return [
         Unit(
@@ -131,7 +182,7 @@ def _units(settings: Mapping[str, Json]) -> list[Unit]:
         for cell in settings["cells"]
         for ranks in cell["tensor_parallel"]
         for batch in cell["batches"]
-    ]
+    ] + [Unit(f"schedule-{name}", {"schedule": name}) for name in settings.get("schedules", [])]
 
 
 def _seed(seed: int, unit: str) -> int:

@@ -76,7 +76,7 @@ class _Seen:
             if not names:
                 # A model without such layers has no such cache.
                 continue
-            self.caches[kind].append(_relative_rms([(reference[name], other[name]) for name in names]))
+            self.caches[kind].append(relative_rms([(reference[name], other[name]) for name in names]))
 
 
 def measure_parity(arms: Arms, sequences: Sequence[Sequence[int]], batch: int, prompt_length: int) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def _logits(decode: ForcedDecode) -> Iterator[Tensor]:
     return (step.logits for step in decode)
 
 
-def _relative_rms(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """RMS of the difference over RMS of the reference, all layers together."""
+def relative_rms(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """RMS of the difference over RMS of the reference, all pairs (reference, other) together."""
     difference = sum(float((other.double() - exact.double()).square().sum()) for exact, other in pairs)
     size = sum(float(exact.double().square().sum()) for exact, _ in pairs)
     if not size:

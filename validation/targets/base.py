@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from validation.targets.schedule import Played, Schedule
+
 if TYPE_CHECKING:
     from validation.faults.base import Fault
 
@@ -31,6 +33,7 @@ class Capability(StrEnum):
     RUN_OP = "run one op"
     INJECT_FAULT = "inject a fault"
     RANKS = "ranks"
+    SCHEDULE = "play a schedule of requests"
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,10 @@ class Arm(Protocol):
 
         Sequences have one length; a step yields one row per sequence, at positions prompt_length .. length-1.
         """
+        ...
+
+    def generate(self, schedule: Schedule) -> Played:
+        """Play a schedule of requests on an engine of its own; see `validation/targets/schedule.py`."""
         ...
 
     def counters(self) -> Counters:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -16,14 +18,17 @@ from decode_impl.batch import Chunk
 from decode_impl.caches import LatentCache, ScaleError
 from decode_impl.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from decode_impl.deployment import Deployment, DeploymentError
+from decode_impl.drafter.model import DrafterModel
 from decode_impl.embedded import EMBEDDED_MODEL
 from decode_impl.ops import OpTable, call_on_case
+from decode_impl.parts import PartTable
 from decode_impl.runner import BUILTIN_PATHS, ModelRunner, Paths
 from decode_impl.specialized.requirements import unsupported
 from decode_impl.weights import ModelWeights, shard_weights
-from numerics.formats import e4m3_decode
-from validation.faults.base import Fault
+from validation.faults.base import ENGINE, Fault
 from validation.targets.base import ArmConfig, Capability, Case, Counters, ForcedStep, TargetError
+from validation.targets.builtin_schedule import ENGINE_PARTS, caches_of, play
+from validation.targets.schedule import Played, Schedule
 
 
 class BuiltinTarget:
@@ -38,6 +43,7 @@ class BuiltinTarget:
             Capability.RUN_OP,
             Capability.INJECT_FAULT,
             Capability.RANKS,
+            Capability.SCHEDULE,
         }
     )
 
@@ -128,7 +134,8 @@ class BuiltinTarget:
             if reasons:
                 raise DeploymentError("; ".join(reasons))
             weights = self._weights(config.tensor_parallel)
-            runner = ModelRunner(weights, deployment, with_faults(BUILTIN_PATHS, config.faults))
+            paths, parts = with_faults(BUILTIN_PATHS, ENGINE_PARTS, config.faults)
+            runner = ModelRunner(weights, deployment, paths, parts)
         except ValueError as error:
             raise TargetError(f"arm {config.name}: {error}") from None
         return BuiltinArm(config, runner)
@@ -154,13 +161,19 @@ class BuiltinTarget:
         return self._sharded[ranks]
 
 
-def with_faults(paths: Paths, faults: Sequence[Fault]) -> Paths:
-    """The op tables with each fault's replacements put in."""
-    tables: dict[str, OpTable] = {"generic": paths.generic, "specialized": paths.specialized}
+def with_faults(paths: Paths, parts: PartTable, faults: Sequence[Fault]) -> tuple[Paths, PartTable]:
+    """The op tables of both paths and the table of engine parts, with each fault's replacements put in.
+
+    Raises:
+        TargetError: a fault that is only declared: what it breaks does not exist here.
+    """
+    tables: dict[str, OpTable] = {"generic": paths.generic, "specialized": paths.specialized, ENGINE: parts}
     for fault in faults:
+        if not fault.injectable:
+            raise TargetError(f"fault {fault.id} is only declared: there is no {fault.component!r} to break here yet")
         for path in fault.paths:
             tables[path] = {**tables[path], **fault.mutate(tables[path])}
-    return Paths(**tables)
+    return Paths(tables["generic"], tables["specialized"]), tables[ENGINE]
 
 
 class BuiltinArm:
@@ -184,6 +197,30 @@ class BuiltinArm:
     def forced_decode(self, sequences: Sequence[Sequence[int]], prompt_length: int) -> BuiltinForcedDecode:
         """Prefill the prompts in one step, then decode the rest teacher-forced in one batch."""
         return BuiltinForcedDecode(self._runner, sequences, prompt_length)
+
+    def generate(self, schedule: Schedule) -> Played:
+        """Play a schedule on an engine of its own, in this arm's configuration with the schedule's options.
+
+        Raises:
+            TargetError: an engine cannot have these options.
+        """
+        deployment = replace(
+            self._runner.deployment,
+            max_batch=schedule.max_batch,
+            pages=schedule.pages,
+            prefill_chunk=schedule.prefill_chunk,
+            prefix_block=schedule.prefix_block,
+            prefix_snapshots=schedule.prefix_snapshots,
+            drafts=schedule.drafts,
+        )
+        # The schedule brings its own drafts; the runner asks only how many may be made.
+        drafter = cast(DrafterModel, SimpleNamespace(config=SimpleNamespace(max_drafts=schedule.drafts)))
+        parts = {**self._runner.parts, "drafter": lambda *shape: None}
+        runner = ModelRunner(self._runner.weights, deployment, self._runner.paths, parts, drafter)
+        played = play(runner, schedule)
+        self._runner.steps += runner.steps
+        self._runner.fallbacks += runner.fallbacks
+        return played
 
     def counters(self) -> Counters:
         """Steps by path and fallbacks by reason."""
@@ -216,18 +253,7 @@ class BuiltinForcedDecode:
 
     def state(self, sequence: int) -> dict[str, Tensor]:
         """This sequence's caches, ranks joined, in f32."""
-        runner, slot = self._runner, self._slots[sequence]
-        joined: dict[str, Tensor] = {}
-        for layer in runner.weights.config.kda_layers:
-            ranks = range(runner.weights.ranks)
-            joined[f"layer.{layer}.state"] = torch.cat([runner.states.state[layer, r][slot].float() for r in ranks])
-            windows = [runner.states.conv[layer, r][slot].float().unflatten(0, (3, -1)) for r in ranks]
-            joined[f"layer.{layer}.conv"] = torch.cat(windows, dim=1).flatten(0, 1)
-        for layer, cache in runner.latents.layers.items():
-            rows = cache[list(self._pages[sequence])].flatten(0, 1)[: self._computed]
-            scale = runner.latents.scales[layer][1]
-            joined[f"layer.{layer}.latent"] = e4m3_decode(rows) * scale if rows.dtype == torch.uint8 else rows.float()
-        return joined
+        return caches_of(self._runner, self._slots[sequence], self._pages[sequence], self._computed)
 
     def close(self) -> None:
         """Give slots and pages back."""

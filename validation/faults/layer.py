@@ -1,0 +1,93 @@
+"""How faults are written down: a decorator over the wrong variant, so that a fault is a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from validation.faults.base import ENGINE, SPECIALIZED, Fault, Kind, Ops
+
+Wrong = Callable[..., Any]
+
+
+class Layer:
+    """The faults of one layer, in the order in which they are written.
+
+    Every decorator takes the component, the fault's id, what is wrong in one line, and the fields of `Fault` by name;
+    `sources` is one string, with commas.
+    """
+
+    def __init__(self, name: str, **defaults: Any) -> None:
+        self.name = name
+        self.faults: list[Fault] = []
+        self._defaults = defaults
+
+    def op(self, component: str, id: str, title: str, **fields: Any) -> Callable[[Wrong], Wrong]:
+        """The decorated function is the wrong op: it gets the right one, then the inputs by name."""
+
+        def keep(wrong: Wrong) -> Wrong:
+            self._add(component, id, title, lambda ops: {component: partial(wrong, ops[component])}, fields)
+            return wrong
+
+        return keep
+
+    def part(self, component: str, part: str, id: str, title: str, **fields: Any) -> Callable[[Wrong], Wrong]:
+        """The decorated function is the wrong value of one keyword-only part of an op: it gets the right part first."""
+
+        def keep(wrong: Wrong) -> Wrong:
+            def mutate(ops: Ops) -> Ops:
+                op = ops[component]
+                return {component: partial(op, **{part: partial(wrong, part_of(op, part))})}
+
+            self._add(component, id, title, mutate, fields)
+            return wrong
+
+        return keep
+
+    def made_of(self, component: str, id: str, title: str, **fields: Any) -> Callable[[Wrong], Wrong]:
+        """The decorated function makes the wrong component out of the whole table."""
+
+        def keep(wrong: Wrong) -> Wrong:
+            self._add(component, id, title, lambda ops: {component: wrong(ops)}, fields)
+            return wrong
+
+        return keep
+
+    def engine(self, component: str, id: str, title: str, **fields: Any) -> Callable[[Wrong], Wrong]:
+        """The decorated function gets an engine's right part (a class or a function) and returns the wrong one."""
+
+        def keep(wrong: Wrong) -> Wrong:
+            mutate = lambda parts: {component: wrong(parts[component])}  # noqa: E731
+            self._add(component, id, title, mutate, {"paths": (ENGINE,), "gate": "parity", **fields})
+            return wrong
+
+        return keep
+
+    def declare(self, component: str, id: str, title: str, **fields: Any) -> None:
+        """A fault whose component does not exist here yet, or cannot."""
+        self._add(component, id, title, None, {"paths": (), **fields})
+
+    def _add(self, component: str, id: str, title: str, mutate: Any, fields: dict[str, Any]) -> None:
+        merged = {"paths": (SPECIALIZED,), "kind": Kind.OPERAND, **self._defaults, **fields}
+        sources = tuple(source.strip() for source in merged.pop("sources").split(","))
+        given = {} if mutate is None else {"mutate": mutate}
+        self.faults.append(Fault(id, title, component, sources, layer=self.name, **given, **merged))
+
+
+def part_of(op: Any, name: str) -> Any:
+    """The value that a keyword-only part of an op has now, by default or by an earlier fault."""
+    if isinstance(op, partial):
+        return op.keywords[name] if name in op.keywords else part_of(op.args[0] if op.args else op.func, name)
+    return op.__kwdefaults__[name]
+
+
+def at_rows(rows: int, wrong: Wrong, of: str) -> Wrong:
+    """The wrong op where the input named `of` has exactly this many rows; the right one elsewhere."""
+
+    def sometimes(op: Any, **case: Any) -> Any:
+        x = case[of]
+        n = (x[0] if isinstance(x, list | tuple) else x).shape[0]
+        return wrong(op, **case) if n == rows else op(**case)
+
+    return sometimes

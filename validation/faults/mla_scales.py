@@ -1,0 +1,295 @@
+"""Faults of multi-head latent attention: FP8 scales, casts and the rows written to the cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numerics.formats import E4M3_MAX, E4M3_NAN, bf16, e4m3_decode, e4m3_encode
+from validation.faults.base import Kind
+from validation.faults.kda_inputs import as_if_dense, wrapped
+from validation.faults.layer import Layer
+
+LAYER = Layer("MLA cache and scales")
+
+QUERY = partial(LAYER.op, "mla_query")
+ATTEND = partial(LAYER.op, "mla_attend")
+
+
+@ATTEND(
+    "mla-fp8-scale-dropped",
+    "FP8 key scale dropped in decode attention",
+    kind=Kind.SCALE,
+    sources="M23, M24",
+    missed_by="a scale of 1: the error is exactly 0",
+)
+def _dropped(op: Any, *, k_scale: float, **rest: Any) -> Any:
+    return op(k_scale=1.0, **rest)
+
+
+@QUERY(
+    "mla-fp8-scale-not-written",
+    "latent rows written to the FP8 cache without their scale",
+    kind=Kind.SCALE,
+    sources="M24",
+    missed_by="a scale of 1",
+)
+def _unscaled(op: Any, *, k_scale: float, **rest: Any) -> Any:
+    return op(k_scale=1.0, **rest)
+
+
+@QUERY(
+    "mla-query-scale-dropped",
+    "query cast to FP8 without its scale",
+    kind=Kind.SCALE,
+    sources="M24",
+    missed_by="a scale of 1",
+)
+def _query_unscaled(op: Any, *, q_scale: float, **rest: Any) -> Any:
+    return op(q_scale=1.0, **rest)
+
+
+@ATTEND(
+    "mla-scale-twice",
+    "key scale applied twice to the values",
+    kind=Kind.SCALE,
+    sources="M24",
+    missed_by="a scale of 1: the error is exactly 0",
+)
+def _twice(op: Any, *, cache: Tensor, k_scale: float, **rest: Any) -> Any:
+    latent = op(cache=cache, k_scale=k_scale, **rest)
+    return bf16(latent.float() * k_scale) if cache.dtype == torch.uint8 else latent
+
+
+@ATTEND(
+    "mla-scale-product",
+    "values scaled by the product of query and key scale",
+    kind=Kind.SCALE,
+    sources="M24",
+    missed_by="a query scale of 1",
+)
+def _product(op: Any, *, cache: Tensor, q_scale: float, **rest: Any) -> Any:
+    latent = op(cache=cache, q_scale=q_scale, **rest)
+    return bf16(latent.float() * q_scale) if cache.dtype == torch.uint8 else latent
+
+
+@ATTEND(
+    "mla-scale-scores-only",
+    "key scale applied to the scores but not to the values",
+    kind=Kind.SCALE,
+    sources="M24",
+    missed_by="a scale of 1",
+)
+def _scores_only(op: Any, *, cache: Tensor, k_scale: float, **rest: Any) -> Any:
+    latent = op(cache=cache, k_scale=k_scale, **rest)
+    return bf16(latent.float() / k_scale) if cache.dtype == torch.uint8 else latent
+
+
+@ATTEND(
+    "mla-scale-under-bf16",
+    "FP8 scales applied to a BF16 cache",
+    kind=Kind.SCALE,
+    sources="M24",
+    missed_by="a BF16 cache whose scales are 1",
+)
+def _under_bf16(op: Any, *, cache: Tensor, k_scale: float, **rest: Any) -> Any:
+    latent = op(cache=cache, k_scale=k_scale, **rest)
+    return latent if cache.dtype == torch.uint8 else bf16(latent.float() * k_scale)
+
+
+@ATTEND(
+    "mla-scale-null",
+    "scale pointer null in decode: the scale reads as zero",
+    kind=Kind.SCALE,
+    sources="M23",
+    missed_by="prefill logits; answers cut at 96 tokens",
+)
+def _null(op: Any, *, cache: Tensor, k_scale: float, **rest: Any) -> Any:
+    return op(cache=cache, k_scale=0.0 if cache.dtype == torch.uint8 else k_scale, **rest)
+
+
+@ATTEND(
+    "mla-scales-swapped",
+    "query and key scale swapped",
+    kind=Kind.OPERAND,
+    sources="M24",
+    missed_by="scores alone: their product is the same",
+)
+def _swapped(op: Any, *, q_scale: float, k_scale: float, **rest: Any) -> Any:
+    return op(q_scale=k_scale, k_scale=q_scale, **rest)
+
+
+@ATTEND(
+    "mla-scale-exponent-only",
+    "kernel keeps only the exponent of the FP32 scale",
+    kind=Kind.SCALE,
+    sources="M49",
+    missed_by="scales that are powers of two",
+)
+def _exponent(op: Any, *, k_scale: float, **rest: Any) -> Any:
+    return op(k_scale=2.0 ** math.floor(math.log2(k_scale)), **rest)
+
+
+def recast(op: Any, encode: Callable[[Tensor], Tensor], query: bool = True, **case: Any) -> Any:
+    """`mla_query` with another cast to E4M3: its BF16 outputs are asked for and encoded here.
+
+    The row is always encoded so, the query only with `query`.
+    """
+    cache, positions = case["cache"], case["positions"]
+    right = op(**case)
+    if cache.dtype != torch.uint8:
+        return right
+    wide = torch.zeros(cache.shape, dtype=torch.bfloat16)
+    q = op(**{**case, "cache": wide})
+    live = positions[positions >= cache.shape[1]]
+    rows = wide.view(-1, cache.shape[-1])[live].float() * (1.0 / case["k_scale"])
+    cache.view(-1, cache.shape[-1])[live] = encode(rows)
+    return encode(q.float() * (1.0 / case["q_scale"])) if query else right
+
+
+def truncated(x: Tensor) -> Tensor:
+    """E4M3 codes rounded towards zero."""
+    codes = e4m3_encode(x)
+    too_large = e4m3_decode(codes).abs() > x.abs()
+    return torch.where(too_large, codes - 1, codes)
+
+
+def unsaturated(x: Tensor) -> Tensor:
+    """E4M3 codes with NaN beyond what rounds to 448."""
+    return torch.where(x.abs() > 464, torch.full_like(e4m3_encode(x), E4M3_NAN), e4m3_encode(x))
+
+
+@QUERY(
+    "mla-fp8-truncates",
+    "cast to E4M3 rounds towards zero",
+    kind=Kind.ROUNDING,
+    sources="M53",
+    missed_by="tolerances of one step of E4M3",
+)
+def _truncates(op: Any, **case: Any) -> Any:
+    return recast(op, truncated, **case)
+
+
+@QUERY(
+    "mla-fp8-no-saturation",
+    "cast to E4M3 gives NaN above 464 instead of 448",
+    kind=Kind.OVERFLOW,
+    sources="M53",
+    missed_by="standard normal inputs",
+)
+def _overflows(op: Any, **case: Any) -> Any:
+    return recast(op, unsaturated, **case)
+
+
+@QUERY(
+    "mla-rope-part-saturates",
+    "scale calibrated on the latent alone: the rope part of a row saturates early",
+    kind=Kind.SCALE,
+    sources="M26",
+    missed_by="rope parts as small as the latent",
+)
+def _rope_part(op: Any, **case: Any) -> Any:
+    rope = case["cache"].shape[-1] - case["w_uk"].shape[-1]
+
+    def encode(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[..., -rope:] = x[..., -rope:].clamp(-2.0, 2.0)
+        return e4m3_encode(x)
+
+    return recast(op, encode, query=False, **case)
+
+
+@QUERY(
+    "mla-amax-over-padding",
+    "quantised by the largest value of the step, padded rows included",
+    kind=Kind.MASK,
+    sources="M22",
+    missed_by="batches without padding",
+)
+def _amax(op: Any, **case: Any) -> Any:
+    def encode(x: Tensor) -> Tensor:
+        own = case["a"].float().abs().amax() / E4M3_MAX
+        return e4m3_encode(bf16(x / own).float() * own)
+
+    return recast(op, encode, **case)
+
+
+@QUERY(
+    "mla-record-order",
+    "rope part written in front of the latent",
+    kind=Kind.LAYOUT,
+    sources="M31",
+    missed_by="shape checks",
+)
+def _order(op: Any, **case: Any) -> Any:
+    cache, positions = case["cache"], case["positions"]
+    q = op(**case)
+    rows = cache.view(-1, cache.shape[-1])
+    live = positions[positions >= cache.shape[1]]
+    rows[live] = rows[live].roll(cache.shape[-1] - case["w_uk"].shape[-1], -1)
+    return q
+
+
+@QUERY(
+    "mla-null-page-written",
+    "padded rows write the null page",
+    kind=Kind.OWNERSHIP,
+    sources="M27, M84, M91",
+    missed_by="outputs; the generic writer alone",
+)
+def _null_page(op: Any, *, positions: Tensor, cache: Tensor, **rest: Any) -> Any:
+    q = op(positions=positions, cache=cache, **rest)
+    if bool((positions < cache.shape[1]).any()):
+        cache[0, 0] = 1
+    return q
+
+
+@QUERY(
+    "mla-write-off-by-one",
+    "latent row written one place later",
+    kind=Kind.INDEX,
+    sources="kind of M32",
+    missed_by="the query; a full cache of equal rows",
+)
+def _late(op: Any, *, positions: Tensor, cache: Tensor, **rest: Any) -> Any:
+    last = cache.shape[0] * cache.shape[1] - 1
+    live = positions >= cache.shape[1]
+    return op(positions=torch.where(live, (positions + 1).clamp_max(last), positions), cache=cache, **rest)
+
+
+@QUERY(
+    "mla-row-offset-int32",
+    "row times stride computed in 32 bits",
+    kind=Kind.OVERFLOW,
+    sources="M11, M12",
+    missed_by="small pools: wraps at row 3.7 million of 576 bytes",
+)
+def _int32(op: Any, *, positions: Tensor, cache: Tensor, **rest: Any) -> Any:
+    return op(positions=wrapped(positions, cache.shape[-1]), cache=cache, **rest)
+
+
+@ATTEND(
+    "mla-page-offset-int32",
+    "page times stride computed in 32 bits although the pool is large",
+    kind=Kind.OVERFLOW,
+    sources="M12",
+    missed_by="contiguous small pools",
+)
+def _page_int32(op: Any, *, block_table: Tensor, cache: Tensor, **rest: Any) -> Any:
+    return op(block_table=wrapped(block_table, cache[0].numel()), cache=cache, **rest)
+
+
+@QUERY(
+    "mla-dense-strides",
+    "row stride of the MLA projection taken for its width",
+    kind=Kind.LAYOUT,
+    sources="M15",
+    missed_by="contiguous tests",
+)
+def _dense(op: Any, *, a: Tensor, **rest: Any) -> Any:
+    return op(a=as_if_dense(a), **rest)

@@ -1,0 +1,88 @@
+"""The decision on a schedule unit: contracts, bits where they are promised, noise elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from validation.gates.base import Finding, Table
+
+SCHEDULE_MULTIPLE = 2.0
+"""Allowed difference of a request's caches in floors, in amplitude.
+
+The floor is the distance of two roundings of the baseline, sqrt(2) e for an error of e each. Here two runs of the
+candidate are compared, each of which may err twice as much as the baseline: sqrt(2) 2 e, twice the floor."""
+
+TOKEN_MULTIPLE = 6.0 * SCHEDULE_MULTIPLE
+"""Allowed RMS logit difference of a single token, in the largest of the floor's tokens: six times what the caches may
+differ by is beyond any noise of that size, and one wrong row of logits is a hundred times that."""
+
+CACHE_RESOLUTION = 2.0**-9
+"""Half a ULP of BF16, relative: what one rounding may add where the floor has none."""
+
+
+def schedule_findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:
+    """Why the unit fails; nothing where it passes."""
+    name = result["schedule"]
+    if result["raised"]:
+        yield Finding("engine", f"{name}: the candidate's engine raised {result['raised']}", unit)
+        return
+    for contract, words in result["broken"].items():
+        if words:
+            yield Finding("caches", f"{name}: contract '{contract}' is broken in {words} words, 0 are allowed", unit)
+    for seen in result["requests"]:
+        for message in _request_findings(seen, result["floor"]):
+            yield Finding("engine", f"{name} {seen['comparison']}, request {seen['request']}: {message}", unit)
+
+
+def _request_findings(seen: Mapping[str, Any], floor: Mapping[str, Any]) -> Iterator[str]:
+    if seen["error"]:
+        yield f"ended in an error: {seen['error']}"
+    elif seen["lost"] or not seen["rows"]:
+        yield f"{seen['lost']} of {seen['rows']} tokens have no counterpart"
+    elif seen["exact"]:
+        if seen["differing"]:
+            yield f"{seen['differing']} elements differ in bits from the same steps elsewhere, 0 are allowed"
+    else:
+        yield from _noisy_findings(seen, floor)
+
+
+def _noisy_findings(seen: Mapping[str, Any], floor: Mapping[str, Any]) -> Iterator[str]:
+    for when, caches in seen["caches"].items():
+        for kind, difference in caches.items():
+            allowed = SCHEDULE_MULTIPLE * floor["caches"][kind] + CACHE_RESOLUTION
+            if not difference <= allowed:
+                place = when.replace("_", " ")
+                yield f"{kind} cache {place} differs by {difference:.3g} (relative RMS), allowed {allowed:.3g}"
+    largest = max(value if math.isfinite(value) else math.inf for value in seen["logit_rms"])
+    allowed = TOKEN_MULTIPLE * max(floor["logit_rms"])
+    if not largest <= allowed:
+        token = seen["logit_rms"].index(max(seen["logit_rms"]))
+        yield f"logits of token {token} differ by {largest:.3g} (RMS), allowed {allowed:.3g}"
+
+
+def schedule_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A row per scenario: what was compared, and the largest difference."""
+    rows: list[list[str | int | float]] = []
+    for result in results.values():
+        exact = [seen for seen in result["requests"] if seen["exact"]]
+        noisy = [seen for seen in result["requests"] if not seen["exact"]]
+        logits = [value for seen in noisy for value in seen.get("logit_rms", ())]
+        floor = max(result["floor"].get("logit_rms", [0.0]))
+        rows.append(
+            [
+                result["schedule"],
+                len(exact),
+                sum(seen.get("differing", 0) for seen in exact),
+                len(noisy),
+                f"{max(logits) / floor:.2f}" if logits and floor else "none",
+                sum(result["broken"].values()),
+            ]
+        )
+    header = ["schedule", "bit for bit", "elements that differ", "within noise", "worst token, floors", "broken words"]
+    caption = (
+        "Requests in company against the same requests elsewhere in the same arm. Allowed: no differing element, a "
+        f"token's logits {TOKEN_MULTIPLE:.3g} floors, caches {SCHEDULE_MULTIPLE:.3g} floors, no broken word."
+    )
+    return Table("Requests under schedules", header, rows, caption)

@@ -1,0 +1,210 @@
+"""Playing a schedule on decode_impl's engine: tokens as given, drafts as scripted, every step's writes watched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decode_impl.batch import Chunk
+from decode_impl.engine import Engine, Request
+from decode_impl.parts import PARTS, PartTable
+from decode_impl.runner import ModelRunner, StepResult
+from decode_impl.sampling import SamplingParams
+from numerics.formats import E4M3_NAN, e4m3_decode
+from validation.targets.schedule import NO_DRAFTS, Abort, Played, Preempt, Run, Schedule, Submit, Trace
+
+ENGINE_PARTS: PartTable = {**PARTS, "engine": Engine}
+"""Every part that a fault can replace, the scheduler included."""
+
+_LONGEST = 10_000
+"""Steps after which a schedule is stuck: none needs a tenth of it."""
+
+
+def caches_of(runner: ModelRunner, slot: int, pages: tuple[int, ...], length: int) -> dict[str, Tensor]:
+    """A request's caches, ranks joined, in f32; `length` rows of the latent cache."""
+    joined: dict[str, Tensor] = {}
+    for layer in runner.weights.config.kda_layers:
+        ranks = range(runner.weights.ranks)
+        joined[f"layer.{layer}.state"] = torch.cat([runner.states.state[layer, r][slot].float() for r in ranks])
+        windows = [runner.states.conv[layer, r][slot].float().unflatten(0, (3, -1)) for r in ranks]
+        joined[f"layer.{layer}.conv"] = torch.cat(windows, dim=1).flatten(0, 1)
+    for layer, cache in runner.latents.layers.items():
+        rows = cache[list(pages)].flatten(0, 1)[:length]
+        scale = runner.latents.scales[layer][1]
+        joined[f"layer.{layer}.latent"] = e4m3_decode(rows) * scale if rows.dtype == torch.uint8 else rows.float()
+    return joined
+
+
+def play(runner: ModelRunner, schedule: Schedule) -> Played:
+    """Play the schedule on an engine over `runner`, which nobody else uses."""
+    return _Player(runner, schedule).play()
+
+
+class ScriptedDrafter:
+    """Stands in for a drafter: as many right drafts as the schedule says, then wrong ones."""
+
+    taps = ()
+
+    def __init__(self, player: _Player) -> None:
+        self._player = player
+        self._turns: Counter[str] = Counter()
+        self.cache = torch.zeros(0)
+
+    def observe(self, taps: Any, positions: Tensor, indices: Tensor) -> None:
+        """Nothing to learn from the target."""
+
+    def draft(self, anchors: Tensor, indices: Tensor, block_table: Tensor, count: int) -> Tensor:
+        """Drafts of every row, whose request is known by its pages. Returns i64 [n, count]."""
+        owners = {tuple(r.pages): r for r in self._player.requests() if r.running}
+        pages = [tuple(page for page in row if page) for row in block_table.tolist()]
+        return torch.tensor(
+            [self._row(owners[own], index, count) for own, index in zip(pages, indices.tolist(), strict=True)]
+        )
+
+    def _row(self, request: Request, index: int, count: int) -> list[int]:
+        submit = self._player.submitted[request.id]
+        turn = self._turns[request.id]
+        self._turns[request.id] += 1
+        right = submit.accepted[turn % len(submit.accepted)] if submit.accepted else NO_DRAFTS
+        coming = submit.continuation[index + 1 - len(submit.prompt) :]
+        if right == NO_DRAFTS or len(coming) <= count + 1:
+            return [NO_DRAFTS] * count
+        vocab = self._player.runner.weights.config.vocab_size
+        return [token if i < right else (token + 1) % vocab for i, token in enumerate(coming[:count])]
+
+
+class _Player:
+    def __init__(self, runner: ModelRunner, schedule: Schedule) -> None:
+        self.runner, self._schedule = runner, schedule
+        self.submitted: dict[str, Submit] = {}
+        self._order: list[str] = []
+        self._rows: dict[str, dict[int, Tensor]] = {}
+        self._caches: dict[tuple[str, str], dict[str, Tensor]] = {}
+        self._broken: Counter[str] = Counter({"null rows zero": 0, "unowned rows unchanged": 0})
+        self._sample = runner.parts["sample"]
+        runner.parts = {**runner.parts, "sample": self._forced}
+        if schedule.drafts:
+            runner.drafter = ScriptedDrafter(self)  # type: ignore[assignment]
+        self._execute = runner.execute
+        runner.execute = self._watched  # type: ignore[method-assign, assignment]
+        self._engine: Engine = runner.parts["engine"](runner)
+
+    def play(self) -> Played:
+        if self._schedule.poisoned:
+            self._poison()
+        for event in self._schedule.events:
+            if isinstance(event, Submit):
+                self._submit(event)
+            elif isinstance(event, Preempt):
+                self._engine.preempt(event.request)
+            elif isinstance(event, Abort):
+                self._engine.abort(event.request)
+            else:
+                self._run(event)
+        return Played({name: self._trace(name) for name in self._order}, dict(self._broken))
+
+    def requests(self) -> Iterator[Request]:
+        """All requests so far."""
+        return (self._engine.request(name) for name in self._order)
+
+    def _submit(self, submit: Submit) -> None:
+        self.submitted[submit.request] = submit
+        self._rows[submit.request] = {}
+        params = SamplingParams(seed=len(self._order))
+        self._order.append(submit.request)
+        # One token more than is given: the request still owns its caches when the last given one is due.
+        self._engine.add(submit.request, submit.prompt, len(submit.continuation) + 1, params)
+
+    def _run(self, run: Run) -> None:
+        for _ in range(_LONGEST if run.steps is None else run.steps):
+            if self._engine.step() is None:
+                return
+            for request in list(self.requests()):
+                self._look_at(request)
+
+    def _look_at(self, request: Request) -> None:
+        submit = self.submitted[request.id]
+        if not request.running:
+            return
+        if request.computed == len(submit.prompt):
+            self._keep(request, "prompt")
+        elif request.computed >= len(submit.prompt) + len(submit.continuation) - 1:
+            self._keep(request, "end")
+
+    def _keep(self, request: Request, when: str) -> None:
+        slot, pages = request.slot + request.column, tuple(request.pages)
+        self._caches.setdefault((request.id, when), caches_of(self.runner, slot, pages, request.computed))
+
+    def _forced(self, logits: Tensor, params: SamplingParams, position: int) -> int:
+        """The given token in place of the sampled one, which is drawn all the same: it may refuse."""
+        name = self._order[params.seed]
+        submit = self.submitted[name]
+        place = position - len(submit.prompt)
+        self._rows[name].setdefault(place, logits.clone())
+        self._sample(logits, params, position)
+        return submit.continuation[place] if place < len(submit.continuation) else 0
+
+    def _trace(self, name: str) -> Trace:
+        submit = self.submitted[name]
+        rows = [self._rows[name][i] for i in range(len(submit.continuation)) if i in self._rows[name]]
+        vocab = self.runner.weights.config.vocab_size
+        return Trace(
+            torch.stack(rows) if rows else torch.zeros(0, vocab),
+            self._caches.get((name, "prompt"), {}),
+            self._caches.get((name, "end"), {}),
+            self._engine.request(name).error,
+        )
+
+    def _pools(self) -> list[Tensor]:
+        """Every cache as bytes, [rows, bytes]: a row is a slot, or a position of the latent cache."""
+        states, latents = self.runner.states, self.runner.latents
+        slots = [pool.flatten(1) for pool in (*states.conv.values(), *states.state.values())]
+        return [
+            pool.view(torch.uint8) for pool in (*slots, *(cache.flatten(0, 1) for cache in latents.layers.values()))
+        ]
+
+    def _poison(self) -> None:
+        states, latents = self.runner.states, self.runner.latents
+        for pool in (*states.conv.values(), *states.state.values()):
+            pool[states.columns :] = torch.nan
+        for cache in latents.layers.values():
+            cache[1:] = E4M3_NAN if cache.dtype == torch.uint8 else torch.nan
+
+    def _watched(self, chunks: list[Chunk], all_logits: bool = False) -> StepResult:
+        pools = self._pools()
+        before = [pool.clone() for pool in pools]
+        result = self._execute(chunks, all_logits)
+        for pool, old, owned in zip(pools, before, self._owned(chunks), strict=True):
+            differs = pool != old
+            differs[owned] = False
+            self._broken["unowned rows unchanged"] += int(differs.sum())
+        states, latents = self.runner.states, self.runner.latents
+        nulls = [states.columns] * (len(states.conv) + len(states.state)) + [latents.page_size] * len(latents.layers)
+        null_words = sum(int(pool[:rows].count_nonzero()) for pool, rows in zip(pools, nulls, strict=True))
+        self._broken["null rows zero"] += null_words
+        return result
+
+    def _owned(self, chunks: list[Chunk]) -> list[list[int]]:
+        """For every pool the rows that this step may write."""
+        slots = [slot for chunk in chunks for slot in (chunk.targets or (chunk.slot,))]
+        page = self.runner.latents.page_size
+        places = [
+            chunk.pages[index // page] * page + index % page
+            for chunk in chunks
+            for index in range(chunk.start, chunk.start + len(chunk.tokens))
+        ]
+        states, latents = self.runner.states, self.runner.latents
+        return [slots] * (len(states.conv) + len(states.state)) + [places] * len(latents.layers)
+
+
+def _words(rows: Tensor) -> Tensor:
+    """Bits of a 2-D tensor as integers, as wide as its rows allow."""
+    size = rows.shape[1] * rows.element_size()
+    return rows.view(next(word for width, word in _WORDS if size % width == 0))
+
+
+_WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
