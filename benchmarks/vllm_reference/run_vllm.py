@@ -31,6 +31,9 @@ from benchmarks.vllm_reference.probe import probed
 SHIPPED = Path(__file__).parents[2] / "decode_impl" / "assets" / "k3-mini"
 PROBED_SEQUENCE = 0
 
+SHOWN = 3000
+"""Characters of the log that are shown of an attempt that failed."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -161,6 +164,8 @@ def run_in_process(attempt: Attempt, arguments: argparse.Namespace, scratch: Pat
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             code = f"stopped after {attempt.seconds} s"
+    if code:
+        print(log.read_text(encoding="utf-8", errors="replace")[-SHOWN:], flush=True)
     return {**asdict(attempt), "ended": code, "took": round(time.monotonic() - begun, 1)}
 
 
