@@ -8,6 +8,7 @@ VLLM_OUT is one outputs folder of `run_vllm` (OUT/main); folders after `--also` 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import sys
@@ -27,6 +28,8 @@ from benchmarks.vllm_reference.explain import explain
 from benchmarks.vllm_reference.ours import Variant, decode_all
 from benchmarks.vllm_reference.outputs import FIRST, LAYERS, Outputs, load, save
 from benchmarks.vllm_reference.run_vllm import PROBED_SEQUENCE, SHIPPED
+from decode_impl import generic
+from decode_impl.checkpoint import load_checkpoint
 from decode_impl.runner import Paths
 
 RANKS = 2
@@ -34,12 +37,28 @@ RANKS = 2
 
 
 def our_half(folder: Path, model: Path, cases: Cases, variant: Variant, reference: bool) -> Outputs:
-    """Our outputs, kept in `folder` and read back from there the next time; only the reference gives answers."""
+    """Our outputs, kept in `folder` and read back the next time if cases, weights and ops are still the same; only the
+    reference gives answers."""
+    inputs = {"cases": digest(asdict(cases)), "weights": load_checkpoint(model).digest, "ops": ops_digest()}
     if (folder / "run.json").exists():
-        return load(folder)
+        kept = load(folder)
+        if kept.about.get("inputs") == inputs and kept.about["device"] == variant.device:
+            return kept
     outputs = decode_all(model, cases, variant, with_answers=reference, both_compositions=reference)
+    outputs.about["inputs"] = inputs
     save(folder, outputs, *outputs.views)
     return outputs
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def ops_digest() -> str:
+    """SHA-256 of the sources of the generic ops and of the roundings put in their place."""
+    files = [*sorted(Path(generic.__file__).parent.glob("*.py")), Path(contracts.__file__)]
+    return digest([file.read_text(encoding="utf-8") for file in files])
 
 
 def dense_experts(theirs: Outputs) -> bool:

@@ -21,7 +21,15 @@ from decode_impl import generic
 from decode_impl.embedded import EMBEDDED_MODEL
 from decode_impl.runner import BUILTIN_PATHS, Paths
 from validation.faults.catalogue import FAULTS
-from validation.targets.builtin import with_faults
+
+OP_FAULTS = {name: fault for name, fault in FAULTS.items() if "specialized" in fault.paths}
+"""Faults of the catalogue that break an op of the specialised path."""
+
+
+def faulty(fault: str) -> Paths:
+    """Both paths, with a fault in the specialised one."""
+    ops = BUILTIN_PATHS.specialized
+    return Paths(BUILTIN_PATHS.generic, {**ops, **OP_FAULTS[fault].mutate(ops)})
 
 
 def seen(folder: Path, sequence: Sequence[int], prompt_length: int) -> dict[str, Tensor]:
@@ -96,13 +104,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--backend", default="auto", choices=("auto", "latency_specialized"))
-    parser.add_argument("--fault", choices=sorted(FAULTS))
+    parser.add_argument("--fault", choices=sorted(OP_FAULTS))
     parser.add_argument("--no-answers", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = read(options.cases)
-    faults = (FAULTS[options.fault],) if options.fault else ()
-    variant = Variant(options.ranks, options.backend, with_faults(BUILTIN_PATHS, faults))
+    paths = faulty(options.fault) if options.fault else BUILTIN_PATHS
+    variant = Variant(options.ranks, "latency_specialized" if options.fault else options.backend, paths)
     outputs = decode_all(EMBEDDED_MODEL, cases, variant, not options.no_answers)
     outputs.about |= {"stand-in": True, "fault": options.fault}
     save(options.folder, outputs, *outputs.views)

@@ -24,11 +24,8 @@ from benchmarks.vllm_reference.explain import BF16_ROUNDING, explain, relative_r
 from benchmarks.vllm_reference.ours import Variant, answer, decode_all, forced_decode, prefill, runner
 from benchmarks.vllm_reference.outputs import Answer, Outputs, compositions, load, save
 from benchmarks.vllm_reference.run_vllm import SHIPPED
-from benchmarks.vllm_reference.stand_in import seen
+from benchmarks.vllm_reference.stand_in import faulty, seen
 from decode_impl.engine import Engine
-from decode_impl.runner import BUILTIN_PATHS
-from validation.faults.catalogue import FAULTS
-from validation.targets.builtin import with_faults
 
 PROMPT = 4
 
@@ -59,8 +56,8 @@ def test_another_valid_rounding_is_not_beyond_the_floor(ours: Mapping[str, Tenso
 
 
 def test_a_fault_is_beyond_the_floor(cases: Cases, ours: Mapping[str, Tensor]) -> None:
-    faulty = with_faults(BUILTIN_PATHS, (FAULTS["kda-delta-dropped"],))
-    assert compared(ours, logits(cases, Variant(backend="latency_specialized", paths=faulty))) == "beyond"
+    broken = Variant(backend="latency_specialized", paths=faulty("kda-delta-dropped"))
+    assert compared(ours, logits(cases, broken)) == "beyond"
 
 
 def test_the_widest_floor_decides(ours: Mapping[str, Tensor]) -> None:
