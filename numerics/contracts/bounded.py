@@ -72,7 +72,12 @@ def add(a: Bounded, b: Bounded) -> Bounded:
     both = Bounded(a.value + b.value, a.radius + b.radius)
     terms = torch.stack(torch.broadcast_tensors(a.value, b.value))
     known = (both.radius == 0) & _held_by_f32(terms, 0)
-    return Bounded(both.value, torch.where(known, 0.0, rounded_f32(both).radius))
+    return Bounded(both.value, torch.where(known, 0.0, add_rounded(a, b).radius))
+
+
+def add_rounded(a: Bounded, b: Bounded) -> Bounded:
+    """a + b, one rounding, where the terms are not exact anyway (and many)."""
+    return rounded_f32(Bounded(a.value + b.value, a.radius + b.radius))
 
 
 def mul(a: Bounded, b: Bounded, roundings: float = 1.0) -> Bounded:
@@ -189,7 +194,7 @@ def _held_by_f32(terms: Tensor, dim: int) -> Tensor:
     All partial sums are multiples of the terms' finest spacing and at most sum|t|; 24 bits hold them if that is below
     2^24 spacings. Terms that BF16 holds have BF16's spacing.
     """
-    spacing = torch.where(bf16(terms).double() == terms, BF16.ulp(terms), F32.ulp(terms))
+    spacing: Tensor = torch.where(bf16(terms).double() == terms, BF16.ulp(terms), F32.ulp(terms))
     spacing = torch.where(terms == 0, torch.inf, spacing).amin(dim)
     held: Tensor = terms.abs().sum(dim) <= 2.0**24 * spacing
     return held
@@ -202,7 +207,9 @@ def _norm_or_sum(terms: Tensor, dim: int, keepdim: bool) -> Tensor:
 
 
 def _sum_error(n: int, value: Tensor, norm: Tensor) -> Tensor:
-    """Error of an FP32 sum of n terms; `norm` is sum|t| of a short sum and sqrt(sum t^2) of a long one."""
-    if n <= SHORT_SUM:
-        return gamma(n, U) * norm + TINY
-    return LAMBDA * n**0.5 * U * (value.abs() + KAPPA * norm) + TINY
+    """Error of an FP32 sum of n terms; `norm` is sum|t| of a short sum and sqrt(sum t^2) of a long one.
+
+    Every term may be a product that underflowed.
+    """
+    arithmetic = gamma(n, U) * norm if n <= SHORT_SUM else LAMBDA * n**0.5 * U * (value.abs() + KAPPA * norm)
+    return torch.add(arithmetic, n * TINY)

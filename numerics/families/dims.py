@@ -85,6 +85,7 @@ NARROW_8: Dims = MappingProxyType(
     {
         **K3_SHARD_8,
         "hidden_size": 256,
+        "kda_head_dim": 32,
         "q_lora_rank": 96,
         "kv_lora_rank": 128,
         "qk_nope_head_dim": 64,

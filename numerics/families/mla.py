@@ -1,8 +1,8 @@
 """Input families of multi-head latent attention over a paged latent cache.
 
 Pages of a row are scattered over the pool in random order. Everything that no row owns is large garbage: page 0,
-spare pages and the tail of a last page. FP8 families use scales that are neither 1 nor powers of two,
-because a scale applied twice or not at all is invisible at 1 and partly invisible at a power of two.
+spare pages and the tail of a last page. Scales are neither 1 nor powers of two, because one that is
+applied twice or not at all is invisible at 1 and partly invisible at a power of two; a BF16 cache ignores them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ LOUD = 400.0
 
 @dataclass(frozen=True)
 class Storage:
-    """How queries and cache rows are stored: BF16 with scales of 1, or E4M3 bytes of value / scale."""
+    """How queries and cache rows are stored: BF16, which has no use for scales, or E4M3 bytes of value / scale."""
 
     fp8: bool
 
     @property
     def scales(self) -> dict[str, float]:
-        return {"q_scale": Q_SCALE if self.fp8 else 1.0, "k_scale": K_SCALE if self.fp8 else 1.0}
+        return {"q_scale": Q_SCALE, "k_scale": K_SCALE}
 
     def store(self, x: Tensor, scale: str) -> Tensor:
         return e4m3_encode(x / self.scales[scale]) if self.fp8 else bf16(x)

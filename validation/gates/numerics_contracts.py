@@ -1,33 +1,32 @@
 """Exact contracts of an op: what must hold bit for bit, whatever the rounding.
 
-Each check returns the number of elements that break it; zero is the only passing figure.
+Every figure is the number of elements that break a contract; zero is the only passing one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from numerics.formats import E4M3_NAN
 from numerics.oracles import written
+from validation.gates.numerics_poison import POISONS, PoisonedScratch, garbled_row, poisoned, widened
 from validation.targets.base import Case
 
-Run = Callable[[Case], dict[str, Tensor]]
+Outputs = dict[str, Tensor]
+Run = Callable[[Case], Outputs]
 """Runs the op on a case without changing it."""
 
-POISONS = {"NaN": float("nan"), "3e38": 3e38}
-"""What unread memory is filled with. NaN survives a product with zero; 3e38 survives a max and overflows a sum."""
-
-_ROW_INPUTS: dict[str, tuple[str, ...]] = {
+ROW_INPUTS: dict[str, tuple[str, ...]] = {
     "projection": ("x",),
     "rms_norm": ("x",),
     "all_reduce": ("y",),
     "attn_res": ("prefix", "delta", "blocks"),
     "output_mix": ("prefix", "blocks", "y"),
     "kda_step": ("proj", "slots"),
+    "kda_verify": ("proj", "sources", "targets"),
     "mla_query": ("a", "positions"),
     "mla_attend": ("q", "block_table", "lengths"),
     "mla_value": ("latent", "gate"),
@@ -39,117 +38,118 @@ _ROW_INPUTS: dict[str, tuple[str, ...]] = {
 }
 """Inputs that have one entry per row (dotted groups by their stem); sequence ops have none, their rows are ordered."""
 
+NOT_APPLICABLE = {"replay equals eager": "no path of this target replays a captured graph"}
+"""Contracts that cannot be asked here, with the reason."""
 
-def unowned_bytes_changed(op: str, case: Case, run: Run) -> int:
+
+def broken_contracts(op: str, case: Case, run: Run, row_order: bool) -> dict[str, int]:
+    """Broken elements by contract. `row_order`: whether a row's bits must not depend on its place in the batch."""
+    given = {name: x.clone() for name, x in case.items() if isinstance(x, Tensor)}
+    clean, again = run(case), run(case)
+    pools = written(op, case)
+    wide = run(widened(op, case))
+    counts = {
+        "unowned bytes unchanged": _changed_outside(case, clean, pools),
+        "row padding unchanged": sum(_padding_changed(wide[pool]) for pool in pools),
+        "inputs unchanged": sum(_differing(x, case[name]) for name, x in given.items()),
+        "same bits twice": _differences(clean, again),
+        "strided views": _differences(clean, wide),
+        "null rows zero": _null_rows_not_zero(op, case, clean),
+        "poison ignored": _poison_leaks(op, case, run, clean, pools),
+        "outputs fully written": _unwritten(case, run, clean),
+        "rows kept apart": _garbage_spreads(op, case, run, clean, pools),
+    }
+    if row_order and op in ROW_INPUTS:
+        counts["row order free"] = _differences(clean, _in_reversed_order(op, case, run, pools))
+    return counts
+
+
+def _changed_outside(case: Case, outputs: Outputs, pools: Outputs) -> int:
     """Pool elements outside the rows that the op owns whose bits changed; the null slot and page are among them."""
-    outputs = run(case)
-    changed = 0
-    for pool, mask in written(op, case).items():
-        before, after = case[pool][~mask], outputs[pool][~mask]
-        changed += _differing(before, after)
-    return changed
+    return sum(_differing(case[pool][~mask], outputs[pool][~mask]) for pool, mask in pools.items())
 
 
-def rerun_differs(op: str, case: Case, run: Run) -> int:
-    """Output elements whose bits differ between two runs on the same inputs."""
-    first, second = run(case), run(case)
-    return sum(_differing(first[name], second[name]) for name in first)
+def _padding_changed(pool: Tensor) -> int:
+    """Elements between the rows of a pool with gaps that no longer hold what `widened` put there (zeros)."""
+    elements = pool.untyped_storage().nbytes() // pool.element_size()
+    everything = pool.as_strided((elements,), (1,), 0)
+    return int(everything.count_nonzero()) - int(pool.count_nonzero())
 
 
-def null_rows_not_zero(op: str, case: Case, run: Run) -> int:
+def _null_rows_not_zero(op: str, case: Case, outputs: Outputs) -> int:
     """Elements that are not zero in rows which belong to nobody (slot 0, or no key to see)."""
     if op == "kda_step":
-        return int((run(case)["y"][case["slots"] == 0] != 0).sum())
+        return int((outputs["y"][case["slots"] == 0] != 0).sum())
+    if op == "kda_verify":
+        by_request = outputs["y"].unflatten(0, (-1, case["targets"].shape[1]))
+        return int((by_request[case["sources"] == 0] != 0).sum())
     if op == "mla_attend":
-        return int((run(case)["latent"][case["lengths"] == 0] != 0).sum())
+        return int((outputs["latent"][case["lengths"] == 0] != 0).sum())
     return 0
 
 
-def row_order_matters(op: str, case: Case, run: Run) -> int:
-    """Elements whose bits change when the rows come in the opposite order: a row's place must not matter."""
-    if op not in _ROW_INPUTS:
-        return 0
-    pools = written(op, case).keys()
-    reversed_case = {
-        key: value.flip(0) if key.split(".")[0] in _ROW_INPUTS[op] and isinstance(value, Tensor) else value
+def _in_reversed_order(op: str, case: Case, run: Run, pools: Outputs) -> Outputs:
+    """Outputs with the rows given in the opposite order, put back in order."""
+    width = case["targets"].shape[1] if op == "kda_verify" else 1
+    turned = {
+        key: _reversed(value, width if key == "proj" else 1)
+        if key.split(".")[0] in ROW_INPUTS[op] and isinstance(value, Tensor)
+        else value
         for key, value in case.items()
     }
-    straight, flipped = run(case), run(reversed_case)
-    return sum(
-        _differing(value, flipped[name] if name in pools else flipped[name].flip(0)) for name, value in straight.items()
-    )
+    outputs = run(turned)
+    return {name: x if name in pools else _reversed(x, width) for name, x in outputs.items()}
 
 
-def poison_leaks(op: str, case: Case, run: Run) -> int:
+def _reversed(x: Tensor, width: int) -> Tensor:
+    """Groups of `width` rows in the opposite order."""
+    turned: Tensor = x.unflatten(0, (-1, width)).flip(0).flatten(0, 1)
+    return turned
+
+
+def _poison_leaks(op: str, case: Case, run: Run, clean: Outputs, pools: Outputs) -> int:
     """Elements of the op's own outputs whose bits change when everything it must not read is poisoned."""
     leaks = 0
-    clean = run(case)
-    masks = written(op, case)
     for poison in POISONS.values():
-        poisoned_case = _poisoned(op, case, poison)
-        if poisoned_case is None:
-            return 0
-        dirty = run(poisoned_case)
-        for name, value in clean.items():
-            mask = masks.get(name)
-            rows = slice(None) if mask is None else mask
-            leaks += _differing(value[rows], dirty[name][rows])
+        spoiled = poisoned(op, case, poison)
+        if spoiled is not None:
+            leaks += sum(_differing(a, b) for a, b in _owned(clean, run(spoiled), pools))
     return leaks
 
 
-CONTRACTS: dict[str, Callable[[str, Case, Run], int]] = {
-    "unowned bytes unchanged": unowned_bytes_changed,
-    "same bits twice": rerun_differs,
-    "null rows zero": null_rows_not_zero,
-    "row order free": row_order_matters,
-    "poison ignored": poison_leaks,
-}
-"""Contracts by name. `row order free` is the specialised path's alone."""
+def _unwritten(case: Case, run: Run, clean: Outputs) -> int:
+    """Elements whose bits depend on what freshly allocated memory held: outputs left unwritten, scratch read early."""
+    with PoisonedScratch(POISONS["NaN"]):
+        dirty = run(case)
+    return _differences(clean, dirty)
 
 
-def _poisoned(op: str, case: Case, poison: float) -> dict[str, Any] | None:
-    """The case with everything poisoned that the op must not read; None where there is nothing such."""
-    if op == "kda_step":
-        owned = case["slots"][case["slots"] > 0]
-        proj = case["proj"].clone()
-        proj[case["slots"] == 0] = poison
-        pools = {name: _filled_outside(case[name], owned, poison) for name in ("conv_state", "state")}
-        return {**case, **pools, "proj": proj}
-    if op == "kda_sequence":
-        owned = torch.tensor([case["slot"]])
-        return {**case, **{name: _filled_outside(case[name], owned, poison) for name in ("conv_state", "state")}}
-    if op in ("mla_attend", "mla_attend_sequence"):
-        return {**case, "cache": _poisoned_cache(op, case, poison)}
-    if op in ("attn_res", "output_mix"):
-        blocks = case["blocks"].clone()
-        blocks[:, case["num_blocks"] :] = poison
-        return {**case, "blocks": blocks}
-    return None
+def _garbage_spreads(op: str, case: Case, run: Run, clean: Outputs, pools: Outputs) -> int:
+    """Elements of the other rows whose bits change when one row holds NaNs, and its ids that name no expert."""
+    garbled = garbled_row(op, case)
+    if garbled is None:
+        return 0
+    spoiled, row = garbled
+    dirty = run(spoiled)
+    broken = 0
+    for name, value in clean.items():
+        if name not in pools:
+            others = torch.ones(value.shape[0], dtype=torch.bool)
+            others[row] = False
+            broken += _differing(value[others], dirty[name][others])
+    if op == "route":
+        broken += int(((dirty["ids"] < 0) | (dirty["ids"] >= case["logits"].shape[-1])).sum())
+    return broken
 
 
-def _filled_outside(pool: Tensor, owned: Tensor, poison: float) -> Tensor:
-    filled = torch.full_like(pool, poison)
-    filled[owned] = pool[owned]
-    return filled
+def _owned(a: Outputs, b: Outputs, pools: Outputs) -> Iterator[tuple[Tensor, Tensor]]:
+    for name, value in a.items():
+        rows: Any = pools.get(name, slice(None))
+        yield value[rows], b[name][rows]
 
 
-def _poisoned_cache(op: str, case: Case, poison: float) -> Tensor:
-    """The latent cache with every row poisoned that no length reaches."""
-    cache: Tensor = case["cache"]
-    page = cache.shape[1]
-    if op == "mla_attend":
-        tables, lengths = case["block_table"], case["lengths"].tolist()
-    else:
-        tables, lengths = case["block_table"][None], [case["start"] + case["q"].shape[0]]
-    read = torch.zeros(cache.shape[0] * page, dtype=torch.bool)
-    for table, length in zip(tables, lengths, strict=True):
-        positions = torch.arange(length)
-        read[table[positions // page] * page + positions % page] = True
-    # An E4M3 cache has no infinity and no 3e38; its NaN byte is the only poison it can hold.
-    filler = E4M3_NAN if cache.dtype == torch.uint8 else poison
-    poisoned = torch.full_like(cache, filler)
-    poisoned.view(-1, cache.shape[-1])[read] = cache.view(-1, cache.shape[-1])[read]
-    return poisoned
+def _differences(a: Outputs, b: Outputs) -> int:
+    return sum(_differing(a[name], b[name]) for name in a)
 
 
 def _differing(a: Tensor, b: Tensor) -> int:

@@ -1,46 +1,106 @@
-"""Measuring one op on one case: both arms' errors against the fp64 oracle on the same stored inputs."""
+"""Measuring one op on one case: both arms' errors against the fp64 oracle, and what their contracts leave open."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from numerics import bounds
+from numerics import bounds, contracts
 from numerics.metrics import error_stats, root_mean_square, ulp_histogram
 from numerics.oracles import ORACLES, comparable, route_disagreements, written
-from validation.gates.numerics_contracts import CONTRACTS
+from validation.gates.numerics_contracts import broken_contracts
 from validation.targets.base import Arm, Case
 
 F32_OUTPUTS = frozenset({"state", "logits", "weights"})
 """Outputs kept in FP32; every other floating output is BF16, or E4M3 where it is stored as bytes."""
 
+SEQUENCE_OPS = frozenset({"kda_sequence", "mla_attend_sequence"})
+"""Ops that only the generic path has: a specialised arm runs the generic ones."""
 
-def measure_case(op: str, case: Case, baseline: Arm, candidate: Arm) -> dict[str, Any]:
-    """Errors of both arms per output, a ULP histogram, the router's judgement and the exact contracts; plain JSON."""
-    reference = ORACLES[op](case)
-    stored = {"baseline": baseline.run_op(op, case), "candidate": candidate.run_op(op, case)}
-    values = {arm: comparable(op, case, outputs) for arm, outputs in stored.items()}
+ARMS = ("baseline", "candidate")
+
+
+def path_of(arm: Arm, op: str) -> str:
+    """The path whose contract an arm's op is held to."""
+    specialized = arm.config.decode_backend == "latency_specialized" and op not in SEQUENCE_OPS
+    return contracts.SPECIALIZED if specialized else contracts.GENERIC
+
+
+def measure_case(op: str, case: Case, baseline: Arm, candidate: Arm, exact_contracts: bool = True) -> dict[str, Any]:
+    """Errors of both arms per output, compliance with their contracts, ULP histogram, router and exact contracts.
+
+    The result is plain JSON.
+    """
+    arms = dict(zip(ARMS, (baseline, candidate), strict=True))
+    stored = {name: arm.run_op(op, case) for name, arm in arms.items()}
     masks = written(op, case)
-    outputs, histograms = {}, {}
-    for name, exact in reference.items():
-        if exact.dtype == torch.int64:
-            continue
-        rows = masks.get(name)
-        owned = slice(None) if rows is None else rows
-        if not exact[owned].numel() or (op == "route" and name == "weights"):
-            continue
-        floor = _floor(op, name, case, stored["candidate"][name], exact[owned])
-        outputs[name] = _errors(exact[owned], values["baseline"][name][owned], values["candidate"][name][owned], floor)
-        if name not in F32_OUTPUTS and name not in masks and stored["candidate"][name].dtype == torch.bfloat16:
-            histograms[name] = {arm: _histogram(values[arm][name], exact) for arm in values}
+    outputs, histograms = _errors_by_output(op, case, stored, masks)
+    paths = {name: path_of(arm, op) for name, arm in arms.items()}
+    broken = {
+        name: broken_contracts(op, case, lambda inputs, arm=arm: arm.run_op(op, inputs), row_order=name == "candidate")  # type: ignore[misc]
+        for name, arm in (arms.items() if exact_contracts else ())
+    }
     return {
         "outputs": outputs,
         "histograms": histograms,
+        "compliance": _compliance(op, paths, case, stored, masks),
         "router": _router(case, stored) if op == "route" else None,
-        "contracts": _contracts(op, case, baseline, candidate),
+        "contracts": broken,
     }
+
+
+def _errors_by_output(
+    op: str, case: Case, stored: Mapping[str, dict[str, Tensor]], masks: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    reference = ORACLES[op](case)
+    values = {arm: comparable(op, case, outputs) for arm, outputs in stored.items()}
+    errors, histograms = {}, {}
+    for name, exact in reference.items():
+        if exact.dtype == torch.int64:
+            continue
+        owned: Any = masks.get(name, slice(None))
+        if not exact[owned].numel() or (op == "route" and name == "weights"):
+            continue
+        floor = _floor(op, name, case, stored["candidate"][name], exact[owned])
+        errors[name] = _errors(exact[owned], values["baseline"][name][owned], values["candidate"][name][owned], floor)
+        if name not in F32_OUTPUTS and name not in masks and stored["candidate"][name].dtype == torch.bfloat16:
+            histograms[name] = {arm: _histogram(values[arm][name], exact) for arm in values}
+    return errors, histograms
+
+
+def _compliance(
+    op: str,
+    paths: Mapping[str, str],
+    case: Case,
+    stored: Mapping[str, dict[str, Tensor]],
+    masks: Mapping[str, Tensor],
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Every output of every arm against what its path's contract leaves open."""
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    known: dict[str, dict[str, contracts.Expected]] = {}
+    for arm, outputs in stored.items():
+        # An output may be held to another one that the arm stored: the mix to the prefix, the weights to the ids.
+        wanted = None if "prefix" in outputs or op == "route" else known.get(paths[arm])
+        if wanted is None:
+            wanted = known[paths[arm]] = _expected(op, paths[arm], case, outputs)
+        results[arm] = {}
+        for name, expected in wanted.items():
+            owned: Any = masks.get(name, slice(None))
+            if outputs[name][owned].numel():
+                results[arm][name] = asdict(contracts.compliance(outputs[name][owned], expected[owned]))
+    return results
+
+
+def _expected(op: str, path: str, case: Case, outputs: Mapping[str, Tensor]) -> dict[str, contracts.Expected]:
+    if op != "route":
+        return contracts.expected(op, path, case, outputs)
+    # Ids out of range are reported by the router's own judgement; here they only must not stop the rest.
+    ids = outputs["ids"].clamp(0, case["logits"].shape[-1] - 1)
+    return {"weights": contracts.route_weights(case, ids)}
 
 
 def _errors(exact: Tensor, baseline: Tensor, candidate: Tensor, floor: bounds.Floor) -> dict[str, float]:
@@ -82,8 +142,8 @@ def _histogram(values: Tensor, exact: Tensor) -> list[int]:
     return list(ulp_histogram(values.bfloat16(), exact.bfloat16()).counts)
 
 
-def _router(case: Case, stored: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-    """Chosen sets against fp64 with ties as ties, and weights against the unbiased scores of the chosen ids."""
+def _router(case: Case, stored: Mapping[str, dict[str, Tensor]]) -> dict[str, Any]:
+    """Chosen sets against fp64 with ties as ties, weights against the unbiased scores, and experts that were hit."""
     result = {}
     for arm, outputs in stored.items():
         judged = route_disagreements(
@@ -95,17 +155,7 @@ def _router(case: Case, stored: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
             "violation_ulps": float(judged.violation_ulps.max()),
             "order_ulps": float(judged.order_ulps.max()),
             "weight_error": judged.weight_error,
+            "experts_hit": int(outputs["ids"].unique().numel()),
+            "experts": case["logits"].shape[-1],
         }
     return result
-
-
-def _contracts(op: str, case: Case, baseline: Arm, candidate: Arm) -> dict[str, dict[str, int]]:
-    """Broken elements by arm and contract."""
-    broken: dict[str, dict[str, int]] = {}
-    for label, arm in (("baseline", baseline), ("candidate", candidate)):
-        broken[label] = {
-            name: check(op, case, lambda inputs, arm=arm: arm.run_op(op, inputs))  # type: ignore[misc]
-            for name, check in CONTRACTS.items()
-            if label == "candidate" or name != "row order free"
-        }
-    return broken

@@ -49,6 +49,11 @@ def positive_number() -> Rule:
     return rule
 
 
+def one_of(*allowed: str) -> Rule:
+    """One of these words."""
+    return lambda value: None if value in allowed else f"one of {', '.join(map(repr, allowed))} is needed"
+
+
 def subset(allowed: Collection[str], least: int = 0) -> Rule:
     """A list of at least `least` different names out of `allowed`."""
 

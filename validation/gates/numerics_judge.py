@@ -1,0 +1,122 @@
+"""The numerics gate's rules: which figures of a measured case are reasons to fail, and the sentence for each.
+
+Every allowance is made from the baseline's own error, the output's format or the number of roundings; there is no
+absolute or relative tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from numerics import bounds
+from numerics.contracts import CONTRACTS, GENERIC
+from validation.gates.base import Finding, Json
+
+ROUTER_WEIGHT_FLOOR = bounds.gamma(24, bounds.F32.unit_roundoff)
+"""Sigmoid (about four roundings), up to sixteen additions, a division and a product, all in FP32."""
+
+LOGIT_GROWTH = 128.0
+"""Router logits stay FP32. Their floor is one rounding at the size of sum |x||w|; up to 2^14 additions with independent
+roundings err by at most the square root of their number in RMS. Rounding to BF16 costs 350 floors and more there."""
+
+ROUTER_SCORE_ULPS = 8.0
+"""Scores are FP32 sigmoids plus a bias: about four roundings on either side of the cut, or of a neighbour in the order
+of the ids, may swap experts that close."""
+
+
+def findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:
+    """Every reason to fail in one unit's result."""
+    op = result["op"]
+    for case in result["cases"]:
+        where = place(result, case)
+        yield from (Finding(op, f"{where}: {what}", unit) for what in _complaints(op, case))
+
+
+def place(result: Mapping[str, Any], case: Mapping[str, Any]) -> str:
+    """Where a case was measured, as a phrase."""
+    return (
+        f"{result['op']}, {result['width']} width, {result['rows']} rows, family {case['family']}, seed {case['seed']}"
+    )
+
+
+def acceptances(output: Mapping[str, float]) -> Iterator[tuple[str, bounds.Acceptance]]:
+    """An output's errors against `2 x baseline + floor`."""
+    yield "RMSE", bounds.accept(output["rmse"], output["baseline_rmse"], output["floor_rms"])
+    yield "maximum", bounds.accept(output["max"], output["baseline_max"], output["floor_max"])
+
+
+def routing_weights(router: Mapping[str, Any]) -> bounds.Acceptance:
+    """The relative errors of the routing weights, which are not among the outputs: 0 would hide a small one there."""
+    own, error = router["baseline"]["weight_error"], router["candidate"]["weight_error"]
+    return bounds.accept(error, own, ROUTER_WEIGHT_FLOOR)
+
+
+def sane_baseline(op: str, name: str, output: Mapping[str, float]) -> float:
+    """Error that an implementation following the generic contract may have on plain random inputs.
+
+    Each of its roundings to BF16 errs by at most half a ULP, 2^-9 relative; E4M3 outputs add 2^-5.
+    """
+    if name == "logits":
+        return LOGIT_GROWTH * output["floor_rms"]
+    relative = len(CONTRACTS[GENERIC][op].sites) * 2.0**-9
+    # Only E4M3 outputs have a floor that coarse.
+    if output["floor_rms"] > 2.0**-7 * output["reference_rms"]:
+        relative += 2.0**-5
+    return relative * output["reference_rms"] + output["floor_rms"]
+
+
+def _complaints(op: str, case: Mapping[str, Any]) -> Iterator[str]:
+    plain = case["family"].startswith("iid")
+    for name, output in case["outputs"].items():
+        for measure, acceptance in acceptances(output):
+            if not acceptance:
+                yield f"{measure} of {name} is {acceptance}"
+        if plain and output["baseline_rmse"] > (allowed := sane_baseline(op, name, output)):
+            yield f"the baseline's RMSE of {name} is {output['baseline_rmse']:.3g}, its contract allows {allowed:.3g}"
+    for arm, outputs in case["compliance"].items():
+        yield from (_outside(arm, name, figures) for name, figures in outputs.items() if figures["outside"])
+    if case["router"] is not None:
+        yield from _router_complaints(case["router"], plain)
+    for arm, contracts in case["contracts"].items():
+        for contract, broken in contracts.items():
+            if broken:
+                yield f"contract '{contract}' of the {arm} is broken in {broken} elements"
+
+
+def _outside(arm: str, name: str, figures: Mapping[str, float]) -> str:
+    """The contract's own rule: an output is what its roundings make of the exact result, up to FP32 arithmetic."""
+    return (
+        f"{figures['outside']} of {figures['count']} elements of {name} of the {arm} lie outside its contract: "
+        f"{figures['error']:.3g} from the exact result of its own roundings, FP32 arithmetic explains "
+        f"{figures['bound']:.3g} before the last one ({figures['used']:.3g} times that bound would pass)"
+    )
+
+
+def _router_complaints(router: Mapping[str, Any], plain: bool) -> Iterator[str]:
+    for arm, judged in router.items():
+        if judged["malformed"]:
+            yield f"{judged['malformed']} rows of the {arm} have ids twice or out of range"
+        elif judged["violation_ulps"] > ROUTER_SCORE_ULPS:
+            missed = f"left out an expert better by {judged['violation_ulps']:.3g} ULP, allowed {ROUTER_SCORE_ULPS}"
+            yield f"the {arm} {missed}"
+        elif judged["order_ulps"] > ROUTER_SCORE_ULPS:
+            rise = f"{judged['order_ulps']:.3g} ULP, allowed {ROUTER_SCORE_ULPS}"
+            yield f"the ids of the {arm} do not fall with their score: it rises by {rise}"
+    own = router["baseline"]["weight_error"]
+    if plain and not own <= ROUTER_WEIGHT_FLOOR:
+        yield f"the baseline's routing weights err by {own:.3g}, its contract allows {ROUTER_WEIGHT_FLOOR:.3g}"
+    weights = routing_weights(router)
+    if not weights:
+        yield f"relative error of the routing weights is {weights}"
+
+
+def failing_cases(results: Mapping[str, dict[str, Json]]) -> list[dict[str, Json]]:
+    """The cases with a reason to fail, as `replay` settings that measure them again."""
+    keys = ("op", "width", "rows", "verify_width")
+    return [
+        {key: result[key] for key in keys if key in result} | {"family": case["family"], "seed": case["seed"]}
+        for result in results.values()
+        for case in result["cases"]
+        if result.get("replayable", True) and any(True for _ in _complaints(result["op"], case))
+    ]

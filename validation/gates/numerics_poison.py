@@ -1,0 +1,172 @@
+"""Cases and memory with poison in every place that an op must not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from numerics.formats import E4M3_NAN
+from validation.targets.base import Case
+
+POISONS = {"NaN": float("nan"), "3e38": 3e38}
+"""What unread memory is filled with. NaN survives a product with zero; 3e38 survives a max and overflows a sum."""
+
+_ALLOCATORS = {
+    torch.empty,
+    torch.empty_like,
+    torch.empty_strided,
+    torch.Tensor.new_empty,
+    torch.Tensor.new_empty_strided,
+    torch.Tensor.resize_,
+}
+
+_FIRST_ROWS: dict[str, tuple[str, ...]] = {
+    "projection": ("x",),
+    "rms_norm": ("x",),
+    "all_reduce": ("y",),
+    "attn_res": ("prefix", "delta"),
+    "output_mix": ("y",),
+    "kda_step": ("proj",),
+    "mla_query": ("a",),
+    "mla_attend": ("q",),
+    "mla_value": ("latent", "gate"),
+    "moe_front": ("x",),
+    "route": ("logits",),
+    "experts": ("z",),
+    "shared_expert": ("x",),
+    "moe_tail": ("latent", "shared"),
+}
+"""Inputs of a row that `garbled_row` fills with NaNs."""
+
+
+_WIDENED = {
+    **_FIRST_ROWS,
+    "attn_res": ("prefix", "delta", "blocks"),
+    "output_mix": ("prefix", "blocks", "y"),
+    "kda_verify": ("proj",),
+    "kda_sequence": ("proj",),
+    "mla_query": ("a", "cache"),
+    "mla_attend": ("q", "cache"),
+    "mla_attend_sequence": ("q", "cache"),
+}
+"""Inputs that `widened` gives gaps."""
+
+
+class PoisonedScratch(TorchFunctionMode):
+    """Fills every tensor that is allocated without values while the mode is on."""
+
+    def __init__(self, poison: float) -> None:
+        super().__init__()
+        self._poison = poison
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _ALLOCATORS:
+            # An integer that names nothing: as an index it is refused, as a byte it is the NaN of E4M3 and E8M0.
+            result.fill_(self._poison if result.is_floating_point() else torch.iinfo(result.dtype).max)
+        return result
+
+
+def poisoned(op: str, case: Case, poison: float) -> dict[str, Any] | None:
+    """The case with everything poisoned that the op must not read; None where there is nothing such."""
+    if op in ("kda_step", "kda_verify"):
+        sources = case["slots" if op == "kda_step" else "sources"]
+        proj = case["proj"].clone()
+        proj.view(sources.shape[0], -1)[sources == 0] = poison
+        return {**case, **_pools_outside(case, sources[sources > 0], poison), "proj": proj}
+    if op == "kda_sequence":
+        return {**case, **_pools_outside(case, torch.tensor([case["slot"]]), poison)}
+    if op in ("mla_attend", "mla_attend_sequence"):
+        return {**case, "cache": _poisoned_cache(op, case, poison)}
+    if op in ("attn_res", "output_mix"):
+        blocks = case["blocks"].clone()
+        blocks[:, case["num_blocks"] :] = poison
+        prefix = torch.full_like(case["prefix"], poison) if case.get("replace_prefix") else case["prefix"]
+        return {**case, "blocks": blocks, "prefix": prefix}
+    if op == "mla_query":
+        filler = E4M3_NAN if case["cache"].dtype == torch.uint8 else poison
+        return {**case, "cache": torch.full_like(case["cache"], filler)}
+    if op == "experts":
+        return {**case, **_unchosen_experts(case)}
+    return None
+
+
+def garbled_row(op: str, case: Case) -> tuple[dict[str, Any], int] | None:
+    """The case with NaNs for one row's inputs, and that row; None where the op has no rows, or only one.
+
+    A padded row of a captured batch may hold anything: it must not reach the others.
+    """
+    if op not in _FIRST_ROWS:
+        return None
+    names = [key for key in case if key.split(".")[0] in _FIRST_ROWS[op]]
+    rows = case[names[0]].shape[0]
+    if rows < 2:
+        return None
+    row, spoiled = rows // 2, dict(case)
+    for name in names:
+        spoiled[name] = case[name].clone()
+        spoiled[name][row] = E4M3_NAN if case[name].dtype == torch.uint8 else float("nan")
+    return spoiled, row
+
+
+def widened(op: str, case: Case) -> dict[str, Any]:
+    """The same case with gaps of zeros behind every slot of its pools, and every row of its caches and row inputs."""
+    names = [key for key in case if key.split(".")[0] in _WIDENED.get(op, ())]
+    pools = [name for name in ("conv_state", "state") if name in case]
+    return {
+        **case,
+        **{name: _with_gaps(case[name], -1) for name in names},
+        **{name: _with_gaps(case[name], 1) for name in pools},
+    }
+
+
+def _with_gaps(x: Tensor, axis: int) -> Tensor:
+    """A view of a larger tensor of zeros that is longer along `axis` by a third of a typical vector load."""
+    shape = list(x.shape)
+    shape[axis] += 8 if x.element_size() < 4 else 4
+    view = x.new_zeros(shape).narrow(axis, 0, x.shape[axis])
+    view.copy_(x)
+    return view
+
+
+def _pools_outside(case: Case, owned: Tensor, poison: float) -> dict[str, Tensor]:
+    pools = {}
+    for name in ("conv_state", "state"):
+        pools[name] = torch.full_like(case[name], poison)
+        pools[name][owned] = case[name][owned]
+    return pools
+
+
+def _unchosen_experts(case: Case) -> dict[str, Tensor]:
+    """Scales of NaN, the only poison they hold, for experts that no row chose."""
+    unchosen = torch.ones(case["w13_scale"].shape[0], dtype=torch.bool)
+    unchosen[case["ids"].unique()] = False
+    scales = {name: case[name].clone() for name in ("w13_scale", "w2_scale")}
+    for scale in scales.values():
+        scale[unchosen] = 0xFF
+    return scales
+
+
+def _poisoned_cache(op: str, case: Case, poison: float) -> Tensor:
+    """The latent cache with every row poisoned that no length reaches."""
+    cache: Tensor = case["cache"]
+    page = cache.shape[1]
+    if op == "mla_attend":
+        tables, lengths = case["block_table"], case["lengths"].tolist()
+    else:
+        tables, lengths = case["block_table"][None], [case["start"] + case["q"].shape[0]]
+    read = torch.zeros(cache.shape[0] * page, dtype=torch.bool)
+    for table, length in zip(tables, lengths, strict=True):
+        positions = torch.arange(length)
+        read[table[positions // page] * page + positions % page] = True
+    # An E4M3 cache has no infinity and no 3e38; its NaN byte is the only poison it can hold.
+    filler = E4M3_NAN if cache.dtype == torch.uint8 else poison
+    spoiled = torch.full_like(cache, filler)
+    spoiled.view(-1, cache.shape[-1])[read] = cache.view(-1, cache.shape[-1])[read]
+    return spoiled
