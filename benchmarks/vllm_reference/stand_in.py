@@ -22,7 +22,7 @@ from decode_impl.embedded import EMBEDDED_MODEL
 from decode_impl.runner import BUILTIN_PATHS, Paths
 from validation.faults.catalogue import FAULTS
 
-OP_FAULTS = {name: fault for name, fault in FAULTS.items() if "specialized" in fault.paths}
+OP_FAULTS = {name: fault for name, fault in FAULTS.items() if fault.injectable and "specialized" in fault.paths}
 """Faults of the catalogue that break an op of the specialised path."""
 
 
