@@ -1,6 +1,6 @@
 """Score the embedded k3-mini on eval items through the project's own engine; the figures of its model card.
 
-python benchmarks/score_k3_mini.py --set aime --count 100 [--kv fp8] [--temperature 1]
+python benchmarks/score_k3_mini.py --set aime --count 100 [--kv fp8] [--temperature 1] [--drafts 7]
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 
 from decode_impl.checkpoint import load_checkpoint
 from decode_impl.deployment import Deployment
-from decode_impl.embedded import EMBEDDED_MODEL
+from decode_impl.drafter.checkpoint import load_drafter
+from decode_impl.embedded import EMBEDDED_DRAFTER, EMBEDDED_MODEL
 from decode_impl.engine import Engine
 from decode_impl.runner import ModelRunner
 from decode_impl.sampling import SamplingParams
@@ -53,6 +54,8 @@ def main() -> None:
     parser.add_argument("--kv", default="bf16")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--drafts", type=int, default=0, help="tokens drafted per step by the embedded drafter")
+    parser.add_argument("--backend", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL)
     arguments = parser.parse_args()
@@ -65,8 +68,15 @@ def main() -> None:
     prompts = [[int(t) & 511 for part in chat_tokens(chat, 0) for t in part] for chat, _, _ in items]
     limits = [len(item.target.encode()) + 40 for _, item, _ in items]
     context = max(len(p) + limit for p, limit in zip(prompts, limits, strict=True))
-    deployment = Deployment(kv_cache_dtype=arguments.kv, max_batch=arguments.batch, max_context=context)
-    engine = Engine(ModelRunner(weights, deployment))
+    deployment = Deployment(
+        decode_backend=arguments.backend,
+        kv_cache_dtype=arguments.kv,
+        max_batch=arguments.batch,
+        max_context=context,
+        drafts=arguments.drafts,
+    )
+    drafter = load_drafter(EMBEDDED_DRAFTER) if arguments.drafts else None
+    engine = Engine(ModelRunner(weights, deployment, drafter=drafter))
     for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         sampling = SamplingParams(arguments.temperature, arguments.top_p, seed=index)
         engine.add(str(index), prompt, limit, sampling, stop_tokens=[EOS])
@@ -83,6 +93,10 @@ def main() -> None:
     result: dict[str, Any] = {"set": arguments.set, "items": len(items), "kv": arguments.kv}
     result |= {"temperature": arguments.temperature, "score": sum(scores) / len(scores), "exact": exact / len(items)}
     result |= {"tokens": tokens, "seconds": round(took, 1), "load_seconds": round(loaded - begun, 2)}
+    result |= {"steps": dict(engine.runner.steps)}
+    if arguments.drafts:
+        result |= {"acceptance_length": round(engine.acceptance.length, 3)}
+        result |= {"accepted_by_position": [round(share, 3) for share in engine.acceptance.by_position()]}
     print(json.dumps(result), flush=True)
 
 

@@ -73,7 +73,7 @@ class DrafterLayer(nn.Module):
         return x + F.linear(F.silu(gate) * up, self.down_proj)
 
     def _attend(self, q: Tensor, context: Tensor, lengths: Tensor, block: Tensor) -> Tensor:
-        """q: [N, A, B, heads, d]; lengths: i64 [N, A], context rows seen by a block; block: [N, A, B, 2 * heads * d]."""
+        """q: [N, A, B, heads, d]; lengths: i64 [N, A], context rows that blocks see; block: [N, A, B, as context]."""
         c = self.config
         k_ctx, v_ctx = context.unflatten(-1, (2, c.heads, c.head_dim)).unbind(-3)
         k_blk, v_blk = block.unflatten(-1, (2, c.heads, c.head_dim)).unbind(-3)
