@@ -129,6 +129,47 @@ def run(
 
 
 @app.command()
+def mutate(
+    profile: options.ProfileOption = None,
+    gate: options.GateOption = None,
+    model: options.ModelOption = None,
+    fault: options.FaultOption = None,
+    seed: options.SeedOption = None,
+    threads: options.ThreadsOption = None,
+    workers: options.WorkersOption = None,
+    resume: options.ResumeOption = None,
+    out: options.OutOption = Path("runs"),
+) -> int:
+    """Put every fault of the catalogue into the candidate, ask the gates, and write the detection matrix.
+
+    [bold]Examples[/bold]
+
+    decodegate mutate                                every fault, every gate; minutes
+    decodegate mutate --profile smoke                one fault of every layer and kind
+    decodegate mutate --fault kda-delta-dropped      one fault
+    decodegate mutate --resume 20260102-030405-abcdef   finish a stopped run, with the same options
+
+    [bold]Exit codes[/bold]
+
+    0 all caught, 1 some missed, 2 wrong usage or bad input, 4 red without a fault, 130 interrupted
+    """
+    from validation.cli.mutating import MutateOptions, measure_matrix
+
+    chosen = MutateOptions(
+        profile=profile,
+        gates=tuple(dict.fromkeys(gate or ())),
+        model=model,
+        faults=tuple(dict.fromkeys(fault or ())),
+        seed=seed,
+        threads=threads,
+        workers=workers,
+        resume=resume,
+        out=out,
+    )
+    return measure_matrix(chosen)
+
+
+@app.command()
 def report(run_id: options.RunArgument, out: options.OutOption = Path("runs")) -> int:
     """Write the reports of a run again from its record, and print its summary.
 

@@ -26,10 +26,10 @@ def show_gates() -> None:
 
 
 def show_faults() -> None:
-    """Print the catalogue: id, what is wrong, in which op and on which paths."""
+    """Print the catalogue: id, what is wrong, in which component, on which paths (none: it is only declared)."""
     table = Table("fault", "what is wrong", "component", "paths", box=None, pad_edge=False)
     for name, fault in sorted(load_faults().items()):
-        table.add_row(name, fault.title, fault.component, ", ".join(fault.paths))
+        table.add_row(name, fault.title, fault.component, ", ".join(fault.paths) or "declared")
     _print(table)
 
 

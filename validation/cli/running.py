@@ -115,10 +115,10 @@ def _request(options: RunOptions, earlier: RunRecord | None) -> Request:
     return Request(
         profile_name=name,
         profile=profile,
-        gates=_gates(name, profile, selected),
+        gates=gates_named(name, profile, selected),
         selected=selected,
         seed=seed or 0,
-        faults=_faults(faults),
+        faults=faults_named(faults),
         keep_going=keep_going,
         bisect=options.bisect,
         command=_command(options),
@@ -138,7 +138,12 @@ def _profile(options: RunOptions, earlier: RunRecord | None) -> tuple[str, Profi
     return name, profile
 
 
-def _gates(name: str, profile: Profile, selected: tuple[str, ...] | None) -> list[Gate]:
+def gates_named(name: str, profile: Profile, selected: tuple[str, ...] | None) -> list[Gate]:
+    """The profile's gates, or those selected.
+
+    Raises:
+        UsageError: a selected gate does not exist, or the profile has no table for it.
+    """
     for gate in selected or ():
         if gate not in profile.gates:
             load_gate(gate)
@@ -147,7 +152,12 @@ def _gates(name: str, profile: Profile, selected: tuple[str, ...] | None) -> lis
     return [load_gate(gate) for gate in profile.gates if selected is None or gate in selected]
 
 
-def _faults(ids: tuple[str, ...]) -> tuple[Fault, ...]:
+def faults_named(ids: tuple[str, ...]) -> tuple[Fault, ...]:
+    """Faults of the catalogue by id.
+
+    Raises:
+        UsageError: no fault is called so.
+    """
     if not ids:
         return ()
     catalogue = load_faults()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from validation.faults import (
+    drafter,
     experts,
     kda,
     kda_inputs,
@@ -39,6 +40,7 @@ LAYERS: tuple[Layer, ...] = tuple(
         prefix,
         step_layout,
         speculation,
+        drafter,
         sync,
         long_output,
         sampling,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -101,40 +102,114 @@ def _width(op: Any, *, proj: Tensor, targets: Tensor, state: Tensor, **rest: Any
     return op(proj=wrong, targets=targets, state=state, **rest)
 
 
-for _component, _id, _title, _kind, _sources, _missed in (
-    ("accept", "spec-column-zero", "a step without drafts reads column 0 after n were accepted", Kind.INDEX, "M73",
-     "constant draft counts; acceptance stays at 64 to 81 %"),
-    ("accept", "spec-one-token-too-many", "rollback keeps one token too many", Kind.INDEX, "M74",
-     "outputs right after the step"),
-    ("accept", "spec-one-token-too-few", "rollback keeps one token too few", Kind.INDEX, "M74",
-     "outputs right after the step"),
-    ("accept", "spec-none-accepted-is-minus-one", "no accepted draft indexes column -1", Kind.INDEX, "M76",
-     "high acceptance; batch size 1"),
-    ("accept", "spec-counts-of-last-step", "accepted counts of the step before are used", Kind.STALE, "M107",
-     "synchronous scheduling"),
-    ("accept", "spec-drop-block-on-hit", "a drafter's rule drops the last block of a recurrent prefix", Kind.SCHEDULE,
-     "M68", "speculation off"),
-    ("drafter", "draft-context-missing-on-hit", "cached tokens never reach the drafter's cache", Kind.STALE, "M77",
-     "target outputs, which stay exact; cold benchmarks"),
-    ("drafter", "draft-rows-shifted", "draft rows shifted by one: one draft fewer a pass", Kind.INDEX, "M82",
-     "target text"),
-    ("drafter", "draft-rope-scaling-dropped", "rope scaling of the drafter ignored", Kind.CONSTANT, "M82",
-     "short contexts; target text"),
-    ("drafter", "draft-taps-prefix", "drafter taps the running prefix instead of the mixture", Kind.OPERAND, "M55",
-     "target logits"),
-    ("drafter", "draft-target-heads", "drafter's schedule made with the target's head count", Kind.OPERAND, "M30",
-     "target-only tests"),
-    ("drafter", "draft-rows-permuted", "persistent draft rows do not follow a reordered batch", Kind.INDEX, "M129",
-     "a fixed order of requests"),
-    ("drafter", "draft-id-out-of-range", "arg-max over a NaN row returns an id that does not exist", Kind.MASK,
-     "M30, M130", "ordinary probabilities"),
-    ("context parallel", "dcp-local-causal", "causal bound taken from the local length", Kind.INDEX, "M79, M81",
+ENGINE = partial(LAYER.engine, "engine", kind=Kind.INDEX)
+
+
+def _with_column(choose: Any) -> Any:
+    """An engine whose state column after a verify step is `choose(right column, tokens of the step, column before)`."""
+
+    def wrong(right: Any) -> Any:
+        class Faulty(right):  # type: ignore[misc]
+            def _commit_verified(self, request: Any, chunk: Any, logits: Any) -> int:
+                before = request.column
+                committed = super()._commit_verified(request, chunk, logits)
+                request.column = choose(request.column, len(chunk.tokens), before)
+                return int(committed)
+
+        return Faulty
+
+    return wrong
+
+
+ENGINE(
+    "spec-one-token-too-many",
+    "rollback keeps one token too many",
+    sources="M74",
+    missed_by="outputs right after the step; a single event washes out (4 % at token 256)",
+)(_with_column(lambda column, tokens, before: min(column + 1, tokens - 1)))
+
+ENGINE(
+    "spec-one-token-too-few",
+    "rollback keeps one token too few",
+    sources="M74",
+    missed_by="steps without accepted drafts",
+)(_with_column(lambda column, tokens, before: max(column - 1, 0)))
+
+ENGINE(
+    "spec-none-accepted-is-minus-one",
+    "no accepted draft indexes column -1: the slot of another request",
+    sources="M76",
+    missed_by="high acceptance; batch size 1",
+)(_with_column(lambda column, tokens, before: column or -1))
+
+ENGINE(
+    "spec-counts-of-last-step",
+    "accepted counts of the step before are used",
+    kind=Kind.STALE,
+    sources="M107",
+    missed_by="constant acceptance; synchronous scheduling",
+)(_with_column(lambda column, tokens, before: min(before, tokens - 1)))
+
+
+@ENGINE(
+    "spec-column-zero",
+    "a step without drafts reads column 0 after n were accepted",
+    sources="M73",
+    missed_by="constant draft counts; acceptance, which stays at 64 to 81 %",
+)
+def _column_zero(right: Any) -> Any:
+    class Faulty(right):  # type: ignore[misc]
+        def _chunk(self, request: Any, length: int) -> Any:
+            if not request.drafts:
+                request.column = 0
+            return super()._chunk(request, length)
+
+    return Faulty
+
+
+@ENGINE(
+    "spec-prefix-of-last-column",
+    "a prefix whose boundary lies inside a verify step is saved with the state after its last draft",
+    sources="M67, M68",
+    missed_by="speculation off; boundaries between steps",
+)
+def _last_column(right: Any) -> Any:
+    class Faulty(right):  # type: ignore[misc]
+        def _keep_prefixes(self, request: Any, chunk: Any, committed: int, logits: Any) -> None:
+            targets = (chunk.targets[-1],) * len(chunk.targets) if chunk.targets else ()
+            super()._keep_prefixes(request, replace(chunk, targets=targets), committed, logits)
+
+    return Faulty
+
+
+@LAYER.engine(
+    "build_batch",
+    "spec-verify-rows-see-all",
+    "every row of a verify step sees the keys of the last draft",
+    kind=Kind.MASK,
+    sources="M79",
+    missed_by="one query row a request",
+)
+def _see_all(right: Any) -> Any:
+    def faulty(*args: Any, **options: Any) -> Any:
+        batch = right(*args, **options)
+        lengths = batch.lengths.clone()
+        for rows in batch.verify:
+            width = rows.targets.shape[1]
+            own = lengths[rows.rows].view(-1, width)
+            lengths[rows.rows] = own[:, -1:].expand_as(own).flatten()
+        return replace(batch, lengths=lengths)
+
+    return faulty
+
+
+for _component, _id, _title, _sources, _missed in (
+    ("context parallel", "dcp-local-causal", "causal bound taken from the local length", "M79, M81",
      "one query row a request"),
-    ("context parallel", "dcp-global-blocks", "drafter reads global block ids in a rank's own pool", Kind.INDEX, "M78",
+    ("context parallel", "dcp-global-blocks", "a rank reads global block ids in its own pool", "M78",
      "one rank; target logits"),
-    ("context parallel", "dcp-empty-rank-stale", "a rank without keys leaves its partial unwritten", Kind.STALE,
-     "M17, M18", "contexts longer than the ranks' stride"),
-    ("grammar mask", "mask-rows-shifted", "mask rows assume a fixed draft count", Kind.INDEX, "M96",
-     "speculation off"),
+    ("context parallel", "dcp-empty-rank-stale", "a rank without keys leaves its partial unwritten", "M17, M18",
+     "contexts longer than the ranks' stride"),
+    ("grammar mask", "mask-rows-shifted", "mask rows assume a fixed draft count", "M96", "speculation off"),
 ):  # fmt: skip
-    LAYER.declare(_component, _id, _title, kind=_kind, sources=_sources, missed_by=_missed)
+    LAYER.declare(_component, _id, _title, kind=Kind.INDEX, sources=_sources, missed_by=_missed)

@@ -18,7 +18,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def render(record: RunRecord, drawn: dict[str, list[str]]) -> str:
     """The record as HTML. `drawn` holds the SVG elements of each gate's plots, in order."""
-    page = _environment().get_template("report.html.j2")
+    page = environment().get_template("report.html.j2")
     return page.render(
         record=record,
         stable=record.stable,
@@ -30,8 +30,9 @@ def render(record: RunRecord, drawn: dict[str, list[str]]) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """The template engine: every text is escaped, and shown with its unprintable characters."""
+    engine = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
@@ -39,9 +40,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    environment.globals.update(wording=wording, non_finite=plots.non_finite)
-    environment.filters.update(cell=text.cell, duration=wording.duration, json=_json)
-    return environment
+    engine.globals.update(wording=wording, non_finite=plots.non_finite)
+    engine.filters.update(cell=text.cell, duration=wording.duration, json=_json)
+    return engine
 
 
 def _visible(value: Any) -> Any:

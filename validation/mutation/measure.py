@@ -1,0 +1,105 @@
+"""Injecting one fault and asking the gates: a gate's own verdict says whether it was caught."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from validation.errors import describe, one_line
+from validation.executor import Failed, measure_unit
+from validation.faults.base import Fault
+from validation.gates.base import Context, Gate, Json, Unit
+from validation.gates.registry import load_gate
+from validation.jsonio import unpacked
+from validation.loading import load_faults
+from validation.mutation.plan import can_see, units_for
+from validation.mutation.shared import SharedTarget
+from validation.targets.base import Capability, Target
+from validation.verdict import Verdict
+
+HEALTHY = "healthy"
+"""The unit that runs without any fault; it must be green."""
+
+CAUGHT, MISSED, BLIND, ERROR = "caught", "missed", "cannot see it", "error"
+"""What a gate says about a fault; `cannot see it` where the gate does not look at the broken component at all."""
+
+
+@dataclass
+class MutationGate:
+    """Faults as units, so that the processes and folders of an ordinary run carry them.
+
+    `settings` holds the settings of every gate asked; `first_only` stops at the first gate that catches a fault.
+    """
+
+    settings: Mapping[str, Mapping[str, Json]]
+    first_only: bool = False
+    name: str = "mutate"
+    layer: int = 0
+    question: str = "Does every gate see what it should?"
+    needs: frozenset[Capability] = frozenset({Capability.INJECT_FAULT})
+    cost: str = "minutes"
+    _shared: SharedTarget | None = field(default=None, repr=False)
+    _component: str = ""
+
+    def measure(self, unit: Unit, context: Context) -> dict[str, Json]:
+        """What every gate says about one fault, or with the id `healthy` about none."""
+        if self._shared is None:
+            self._shared = SharedTarget(context.target)
+        context = replace(context, target=cast(Target, self._shared))
+        gates = [load_gate(name) for name in self.settings]
+        if unit.id == HEALTHY:
+            return {gate.name: self._healthy(gate, unit.params["units"][gate.name], context) for gate in gates}
+        fault = load_faults()[unit.id]
+        if fault.component != self._component:
+            self._shared.forget()
+            self._component = fault.component
+        faulty = replace(context, candidate=replace(context.candidate, faults=(fault,)))
+        said: dict[str, Json] = {}
+        for gate in gates:
+            said[gate.name] = self._asked(gate, fault, faulty)
+            if self.first_only and said[gate.name]["says"] == CAUGHT:
+                break
+        return said
+
+    def _asked(self, gate: Gate, fault: Fault, context: Context) -> dict[str, Json]:
+        if not can_see(gate, fault):
+            return {"says": BLIND, "units": 0}
+        context = replace(context, settings=self.settings[gate.name])
+        units = units_for(gate, context, fault)
+        if not units:
+            return {"says": BLIND, "units": 0}
+        return asked(gate, units, context)
+
+    def _healthy(self, gate: Gate, names: Sequence[str], context: Context) -> dict[str, Json]:
+        context = replace(context, settings=self.settings[gate.name])
+        planned = [unit for unit in gate.plan(context) if unit.id in set(names)]
+        results, seconds = {}, 0.0
+        for unit in planned:
+            outcome = measure_unit(gate, unit, context)
+            if isinstance(outcome, Failed):
+                return {"says": ERROR, "units": len(planned), "reason": f"unit {unit.id}: {outcome.error}"}
+            results[unit.id] = unpacked(outcome.result)
+            seconds += outcome.seconds
+        if not results:
+            return {"says": "PASS", "units": 0, "reason": "no fault needs it", "seconds": 0.0}
+        judged = gate.judge(results, context)
+        return {"says": str(judged.verdict), "units": len(results), "reason": judged.summary, "seconds": seconds}
+
+
+def asked(gate: Gate, units: Sequence[Unit], context: Context) -> dict[str, Json]:
+    """The gate's verdict on each unit alone, in order, until one fails: plain JSON with the finding that failed it."""
+    seconds = 0.0
+    for tried, unit in enumerate(units, 1):
+        outcome = measure_unit(gate, unit, context)
+        if isinstance(outcome, Failed):
+            return {"says": ERROR, "units": tried, "unit": unit.id, "reason": outcome.error, "seconds": seconds}
+        seconds += outcome.seconds
+        try:
+            judged = gate.judge({unit.id: cast(dict[str, Any], unpacked(outcome.result))}, context)
+        except Exception as error:
+            return {"says": ERROR, "units": tried, "unit": unit.id, "reason": describe(error), "seconds": seconds}
+        if judged.verdict is Verdict.FAIL:
+            reason = judged.findings[0].message if judged.findings else judged.summary
+            return {"says": CAUGHT, "units": tried, "unit": unit.id, "reason": one_line(reason), "seconds": seconds}
+    return {"says": MISSED, "units": len(units), "seconds": seconds}

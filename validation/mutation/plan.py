@@ -1,0 +1,53 @@
+"""Which gates and units can see a fault, cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from validation.faults.base import ENGINE, Fault
+from validation.gates.base import Context, Gate, Unit
+
+CELLS_TRIED = 2
+"""Decode cells of the parity gate that a fault is judged on, the cheapest of the profile. A miss is a miss of these."""
+
+_SPECULATIVE = ("kda_verify",)
+"""Ops that run in verify steps alone, which only schedules have."""
+
+
+def can_see(gate: Gate, fault: Fault) -> bool:
+    """Whether the gate looks at what the fault breaks: ops alone for the numerics gate, whole decodes for others."""
+    return gate.name != "numerics" or fault.paths != (ENGINE,)
+
+
+def units_for(gate: Gate, context: Context, fault: Fault) -> list[Unit]:
+    """The gate's units that can see the fault, those first that are likely to and cost little."""
+    units = list(gate.plan(context))
+    if gate.name == "numerics":
+        own = [unit for unit in units if unit.params.get("op", fault.component) == fault.component]
+        return sorted(own, key=lambda unit: _op_cost(unit.params))
+    if gate.name != "parity":
+        return units
+    schedules = [unit for unit in units if "schedule" in unit.params]
+    cells = sorted((unit for unit in units if "batch" in unit.params), key=_cell_cost(context.settings))
+    if fault.paths == (ENGINE,):
+        return schedules
+    if fault.component in _SPECULATIVE:
+        return [unit for unit in schedules if "verify" in unit.id]
+    return cells[:CELLS_TRIED]
+
+
+def components_first(faults: Sequence[Fault]) -> list[Fault]:
+    """Faults ordered so that those of one component, which share measurements, are neighbours."""
+    return sorted(faults, key=lambda fault: (fault.paths == (ENGINE,), fault.component, fault.id))
+
+
+def _op_cost(params: Any) -> tuple[bool, int]:
+    """Model width before shard width, and eight rows before more or fewer: one row has no padding, many cost more."""
+    rows = int(params.get("rows", 8))
+    return params.get("width", "model") != "model", abs(rows - 8)
+
+
+def _cell_cost(settings: Any) -> Any:
+    least = settings.get("min_sequences", 1)
+    return lambda unit: (-(-max(unit.params["batch"], least) // unit.params["batch"]), unit.params["tp"], unit.id)

@@ -1,0 +1,164 @@
+"""A mutation run: faults go to processes, every result is kept as it comes, the matrix is written at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from validation.environment import environment
+from validation.errors import RunInterrupted, UsageError
+from validation.executor import Executor, Failed, InProcess
+from validation.faults.base import Fault
+from validation.gates.base import Context, Gate, Json, Unit
+from validation.gates.registry import GATES, by_layer
+from validation.jsonio import digest, named, pretty
+from validation.mutation.matrix import Matrix, row_of
+from validation.mutation.measure import HEALTHY, MutationGate
+from validation.mutation.plan import can_see, components_first, units_for
+from validation.profile import Profile, check_settings
+from validation.record import UnitResult, arm_doc
+from validation.storage import RunFolder, new_run_id
+from validation.targets.base import Capability, Target
+from validation.version import code_version
+
+Told = Callable[[str, int, int], None]
+"""Is told of every finished fault: its id, how many are done, of how many."""
+
+MATRIX = "matrix.json"
+_GATE = "mutate"
+
+
+@dataclass(frozen=True)
+class MutationRequest:
+    """What to inject, which gates to ask, with the settings of which profile."""
+
+    profile_name: str
+    profile: Profile
+    gates: Sequence[Gate]
+    faults: Sequence[Fault]
+    seed: int = 0
+    first_only: bool = False
+    command: tuple[str, ...] = ()
+
+
+def mutate(
+    request: MutationRequest,
+    target: Target,
+    out: Path,
+    *,
+    resume: str | None = None,
+    executor: Executor | None = None,
+    told: Told = lambda fault, done, total: None,
+) -> tuple[RunFolder, Matrix]:
+    """Inject every fault that can be, ask the gates, and keep everything in `<out>/<id>/`.
+
+    Raises:
+        UsageError: the target cannot be broken, settings that cannot be, or a folder that cannot be written.
+        RunInterrupted: after KeyboardInterrupt, with every finished fault kept.
+    """
+    if Capability.INJECT_FAULT not in target.capabilities:
+        raise UsageError(f"target {target.name!r} lacks the capability 'inject a fault'; nothing can be mutated")
+    check_settings(request.profile, request.gates)
+    created = datetime.now(UTC)
+    folder = RunFolder.find(out, resume) if resume is not None else RunFolder.create(out, new_run_id(created))
+    with folder.lock():
+        try:
+            said = _said(request, target, folder, executor or InProcess(), told)
+        except KeyboardInterrupt:
+            folder.log("interrupted")
+            again = f"decodegate mutate --resume {folder.run_id}"
+            raise RunInterrupted(f"interrupted; go on with the same options and: {again}") from None
+        matrix = _matrix(request, target, folder.run_id, said)
+        folder.write(pretty(named(matrix.as_json())), MATRIX)
+        folder.log(f"mutation score {matrix.score()}")
+    return folder, matrix
+
+
+def _said(
+    request: MutationRequest, target: Target, folder: RunFolder, executor: Executor, told: Told
+) -> dict[str, Mapping[str, Json]]:
+    """What the gates say by fault, kept results first used; under HEALTHY what they say without one."""
+    gates = by_layer(list(request.gates))
+    settings = {gate.name: request.profile.gates[gate.name] for gate in gates}
+    gate = MutationGate(settings, request.first_only)
+    context = Context(
+        target=target,
+        baseline=request.profile.baseline.arm("baseline"),
+        candidate=request.profile.candidate.arm("candidate"),
+        seed=request.seed,
+        settings={},
+    )
+    faults = [fault for fault in components_first(request.faults) if fault.injectable]
+    units = [Unit(HEALTHY, {"units": _used(gates, settings, faults, context)}), *(Unit(f.id) for f in faults)]
+    identities = {unit.id: _identity(request, gate, unit, context) for unit in units}
+    said: dict[str, Mapping[str, Json]] = {}
+    for unit in units:
+        kept = folder.read_unit(_GATE, unit.id, identities[unit.id])
+        if kept is not None:
+            said[unit.id] = kept.result
+    for outcome in executor.measure(gate, [u for u in units if u.id not in said], context):  # type: ignore[arg-type]
+        if isinstance(outcome, Failed):
+            folder.log(f"{outcome.unit.id}:\n{outcome.traceback}")
+            said[outcome.unit.id] = {gate.name: {"says": "error", "units": 0, "reason": outcome.error}}
+            continue
+        result = UnitResult(
+            gate=_GATE,
+            unit=outcome.unit.id,
+            identity=identities[outcome.unit.id],
+            result=outcome.result,
+            arms={},
+            seconds=outcome.seconds,
+        )
+        folder.write_unit(result)
+        said[outcome.unit.id] = outcome.result
+        told(outcome.unit.id, len(said), len(units))
+    return said
+
+
+def _used(
+    gates: Sequence[Gate], settings: Mapping[str, Any], faults: Sequence[Fault], context: Context
+) -> dict[str, list[str]]:
+    """Every unit that some fault is judged on, by gate: those that must be green without a fault."""
+    used: dict[str, list[str]] = {}
+    for gate in gates:
+        own = Context(context.target, context.baseline, context.candidate, context.seed, settings[gate.name])
+        components = {(f.component, f.paths): f for f in faults if can_see(gate, f)}
+        names = {unit.id for fault in components.values() for unit in units_for(gate, own, fault)}
+        used[gate.name] = sorted(names)
+    return used
+
+
+def _identity(request: MutationRequest, gate: MutationGate, unit: Unit, context: Context) -> str:
+    """Digest of everything that the result of one fault depends on."""
+    return digest(
+        {
+            "decodegate": code_version(),
+            "commit": environment().git_commit,
+            "seed": request.seed,
+            "target": dict(context.target.fingerprint()),
+            "arms": [arm_doc(context.baseline), arm_doc(context.candidate)],
+            "settings": named(gate.settings),
+            "first": request.first_only,
+            "unit": [unit.id, named(unit.params)],
+        }
+    )
+
+
+def _matrix(request: MutationRequest, target: Target, run_id: str, said: Mapping[str, Any]) -> Matrix:
+    here = environment()
+    names = tuple(gate.name for gate in by_layer(list(request.gates)))
+    about = {
+        "run": run_id,
+        "created": f"{datetime.now(UTC):%Y-%m-%d}",
+        "command": " ".join(request.command),
+        "profile": request.profile_name,
+        "seed": request.seed,
+        "first_only": request.first_only,
+        "target": dict(target.fingerprint()),
+        "environment": {"platform": here.platform, "torch": here.torch, "git_commit": here.git_commit},
+    }
+    rows = tuple(row_of(fault, said.get(fault.id), [n for n in GATES if n in names]) for fault in request.faults)
+    return Matrix(names, rows, said.get(HEALTHY, {}), about)
