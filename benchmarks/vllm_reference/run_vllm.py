@@ -161,9 +161,12 @@ def run_in_process(attempt: Attempt, arguments: argparse.Namespace, scratch: Pat
         try:
             code: int | str = process.wait(attempt.seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             code = f"stopped after {attempt.seconds} s"
+        finally:
+            # Also when this process is told to stop: an engine left behind would keep the GPU and go on writing.
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     if code:
         print(log.read_text(encoding="utf-8", errors="replace")[-SHOWN:], flush=True)
     return {**asdict(attempt), "ended": code, "took": round(time.monotonic() - begun, 1)}
@@ -187,6 +190,7 @@ def main() -> None:
         attempt = Attempt(**json.loads(arguments.attempt))
         run_one(attempt, arguments.model, read(arguments.cases), arguments.out / attempt.name, arguments.scratch)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run_vllm: stopped"))
     arguments.out.mkdir(parents=True, exist_ok=True)
     tried: list[dict[str, Any]] = []
 
