@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from numerics.oracles.case import Case, pool
 from numerics.oracles.kda import L2_EPS, O_NORM_EPS
 
 CHUNK = 16
-"""Tokens that a chunked form may treat together: its sums have that many terms more, and as many steps."""
+"""Tokens that a chunked form may treat together: its sums have that many terms more, and its decays are differences of
+running sums of that many logarithms."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def kda_sequence(case: Case, contract: Contract) -> dict[str, Expected]:
     proj = case["proj"].double()
     history = torch.cat([conv_state[slot].T, proj[:, : conv_state.shape[1]]])
     conv_state[slot] = history[-3:].T
-    tokens = prepare(case, contract, proj, history.unfold(0, 4, 1))
+    tokens = _in_chunks(prepare(case, contract, proj, history.unfold(0, 4, 1)))
     now, outputs = fresh(state[slot : slot + 1]), []
     for i in range(proj.shape[0]):
         now, o = delta_rule(settled(now), tokens[i : i + 1], chunk=CHUNK)
@@ -136,6 +137,16 @@ def delta_rule(state: State, t: Token, chunk: int = 1) -> tuple[State, Bounded]:
     carried = state.carried * t.decay.size.amax(-1, keepdim=True)
     o = fp.dot(S, q)
     return State(S, carried), Bounded(o.value, o.radius + carried * q.size.square().sum(-1).sqrt())
+
+
+def _in_chunks(tokens: Token) -> Token:
+    """Tokens whose decays carry the rounding of running sums of their logarithms, two of which are subtracted.
+
+    A sum of up to CHUNK logarithms is rounded at its own size, however close together the two tokens are.
+    """
+    steepest = tokens.decay.value.log().abs().amax(0)
+    relative = 2.0 * fp.U * CHUNK * steepest
+    return replace(tokens, decay=Bounded(tokens.decay.value, tokens.decay.radius + relative * tokens.decay.value))
 
 
 def settled(state: State) -> State:

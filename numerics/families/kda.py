@@ -90,7 +90,7 @@ class Stream:
 def kda_step(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     """Slots are scattered over a pool larger than the batch, its last slot among them. With two rows or
     more one row is null (slot 0) and brings garbage; unowned slots and slot 0 hold garbage too."""
-    stream = _stream(draw, dims, family)
+    stream = stream_of(draw, dims, family)
     pool = rows + rows // 4 + 4
     slots = pool - 1 - _scattered(draw, pool - 1, rows)
     conv_state, state = _garbage_pools(draw, stream, pool)
@@ -118,7 +118,7 @@ def kda_verify(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]
     Its source is one of them, at any column, or for every third request a slot of its own that must stay. With two
     requests or more one is null (source 0) with garbage tokens; slots that are only written hold garbage.
     """
-    stream, width = _stream(draw, dims, family), dims["verify_width"]
+    stream, width = stream_of(draw, dims, family), dims["verify_width"]
     pool = rows * (width + 1) + 4
     columns = (pool - 1 - _scattered(draw, pool - 1, rows * (width + 1))).view(rows, width + 1)
     targets = columns[:, :width].clone()
@@ -146,7 +146,7 @@ def kda_verify(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]
 
 def kda_sequence(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     """`rows` consecutive tokens in slot 3 of 5, continuing a history; the other slots hold garbage."""
-    stream = _stream(draw, dims, family)
+    stream = stream_of(draw, dims, family)
     conv_state, state = _garbage_pools(draw, stream, 5)
     window, S = stream.history(draw)
     conv_state[3], state[3] = window, S
@@ -157,7 +157,8 @@ def kda_sequence(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, An
     return {**stream.weights, "proj": proj, "conv_state": conv_state, "state": state, "slot": 3}
 
 
-def _stream(draw: Draw, dims: Dims, family: str) -> Stream:
+def stream_of(draw: Draw, dims: Dims, family: str) -> Stream:
+    """The weights of one layer, and what its tokens look like."""
     kind = KINDS[family]
     h, d = dims["kda_num_heads"], dims["kda_head_dim"]
     D = h * d

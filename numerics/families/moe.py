@@ -45,8 +45,8 @@ def route(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
         logits, bias = draw.normal(rows, E, std=2e-3), 0.75 + draw.normal(E, std=5e-4)
     elif family == "coverage":
         k = dims["num_experts_per_token"]
-        favoured = (torch.arange(rows * k) % E)[draw.permutation(rows * k)].view(rows, k)
-        logits = logits.scatter(-1, favoured, 8.0 + draw.uniform(0.0, 1.0, rows, k))
+        favoured = draw.permutation(E)[torch.arange(rows * k) % E].view(rows, k)
+        logits, bias = logits.scatter(-1, favoured, 8.0 + draw.uniform(0.0, 1.0, rows, k)), torch.zeros(E)
     elif family == "saturated":
         logits = logits * 30
     elif family == "exact_ties":

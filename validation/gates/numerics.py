@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from numerics.families import FAMILIES
+from validation.gates import numerics_drift
 from validation.gates import numerics_report as report
 from validation.gates.base import Context, GateResult, Json, Unit
 from validation.gates.numerics_judge import failing_cases, findings
@@ -67,6 +68,7 @@ class NumericsGate:
         summary = f"{cases} cases of {len(ratios)} ops: " + (
             f"{len(found)} findings in {', '.join(broken)}" if found else "all within the rule, all contracts kept"
         )
+        drift_tables, drift_plots = numerics_drift.tables(results)
         return GateResult(
             gate=self.name,
             verdict=verdict,
@@ -78,6 +80,6 @@ class NumericsGate:
                 "contract": {op: report.held(results, op, "candidate").as_json() for op in ratios},
                 "failing_cases": failing_cases(results),
             },
-            tables=[report.error_table(results, ratios), report.contract_table(results, ratios)],
-            plots=[report.ratio_plot(ratios), *report.histogram_plots(results)],
+            tables=[report.error_table(results, ratios), report.contract_table(results, ratios), *drift_tables],
+            plots=[report.ratio_plot(ratios), *drift_plots, *report.histogram_plots(results)],
         )

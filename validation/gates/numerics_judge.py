@@ -30,7 +30,7 @@ def findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:
     op = result["op"]
     for case in result["cases"]:
         where = place(result, case)
-        yield from (Finding(op, f"{where}: {what}", unit) for what in _complaints(op, case))
+        yield from (Finding(op, f"{where}: {what}", unit) for what in complaints(op, case))
 
 
 def place(result: Mapping[str, Any], case: Mapping[str, Any]) -> str:
@@ -66,7 +66,8 @@ def sane_baseline(op: str, name: str, output: Mapping[str, float]) -> float:
     return relative * output["reference_rms"] + output["floor_rms"]
 
 
-def _complaints(op: str, case: Mapping[str, Any]) -> Iterator[str]:
+def complaints(op: str, case: Mapping[str, Any]) -> Iterator[str]:
+    """Every reason to fail in one measured case."""
     plain = case["family"].startswith("iid")
     for name, output in case["outputs"].items():
         for measure, acceptance in acceptances(output):
@@ -118,5 +119,5 @@ def failing_cases(results: Mapping[str, dict[str, Json]]) -> list[dict[str, Json
         {key: result[key] for key in keys if key in result} | {"family": case["family"], "seed": case["seed"]}
         for result in results.values()
         for case in result["cases"]
-        if result.get("replayable", True) and any(True for _ in _complaints(result["op"], case))
+        if result.get("replayable", True) and any(True for _ in complaints(result["op"], case))
     ]

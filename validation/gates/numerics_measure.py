@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from numerics import bounds, contracts
+from numerics.formats import bf16
 from numerics.metrics import error_stats, root_mean_square, ulp_histogram
 from numerics.oracles import ORACLES, comparable, route_disagreements, written
-from validation.gates.numerics_contracts import broken_contracts
+from validation.gates.numerics_contracts import broken_contracts, differing
 from validation.targets.base import Arm, Case
 
 F32_OUTPUTS = frozenset({"state", "logits", "weights"})
@@ -36,40 +37,70 @@ def measure_case(op: str, case: Case, baseline: Arm, candidate: Arm, exact_contr
     The result is plain JSON.
     """
     arms = dict(zip(ARMS, (baseline, candidate), strict=True))
-    stored = {name: arm.run_op(op, case) for name, arm in arms.items()}
-    masks = written(op, case)
-    outputs, histograms = _errors_by_output(op, case, stored, masks)
+    stored, changed = _run(op, case, arms)
+    masks, reference = written(op, case), ORACLES[op](case)
     paths = {name: path_of(arm, op) for name, arm in arms.items()}
     broken = {
         name: broken_contracts(op, case, lambda inputs, arm=arm: arm.run_op(op, inputs), row_order=name == "candidate")  # type: ignore[misc]
         for name, arm in (arms.items() if exact_contracts else ())
     }
+    for name, elements in changed.items():
+        broken.setdefault(name, {})["inputs unchanged"] = elements
     return {
-        "outputs": outputs,
-        "histograms": histograms,
+        "outputs": errors_of(op, case, reference, stored),
+        "histograms": _histograms(op, case, reference, stored),
         "compliance": _compliance(op, paths, case, stored, masks),
         "router": _router(case, stored) if op == "route" else None,
         "contracts": broken,
     }
 
 
-def _errors_by_output(
-    op: str, case: Case, stored: Mapping[str, dict[str, Tensor]], masks: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    reference = ORACLES[op](case)
+def _run(op: str, case: Case, arms: Mapping[str, Arm]) -> tuple[dict[str, dict[str, Tensor]], dict[str, int]]:
+    """Outputs by arm, and how many elements of its inputs each arm changed. Arms get copies."""
+    stored, changed = {}, {}
+    for name, arm in arms.items():
+        given = {key: x.clone() if isinstance(x, Tensor) else x for key, x in case.items()}
+        stored[name] = arm.run_op(op, given)
+        changed[name] = sum(differing(x, given[key]) for key, x in case.items() if isinstance(x, Tensor))
+    return stored, changed
+
+
+def errors_of(
+    op: str,
+    case: Case,
+    reference: Mapping[str, Tensor],
+    stored: Mapping[str, Mapping[str, Tensor]],
+    names: Collection[str] | None = None,
+) -> dict[str, dict[str, float]]:
+    """Errors of both arms' outputs (or those of `names`) against an fp64 reference, where the op may write."""
+    masks = written(op, case)
     values = {arm: comparable(op, case, outputs) for arm, outputs in stored.items()}
-    errors, histograms = {}, {}
+    errors = {}
     for name, exact in reference.items():
-        if exact.dtype == torch.int64:
-            continue
         owned: Any = masks.get(name, slice(None))
-        if not exact[owned].numel() or (op == "route" and name == "weights"):
+        unjudged = exact.dtype == torch.int64 or not exact[owned].numel() or (op == "route" and name == "weights")
+        if unjudged or (names is not None and name not in names):
             continue
         floor = _floor(op, name, case, stored["candidate"][name], exact[owned])
         errors[name] = _errors(exact[owned], values["baseline"][name][owned], values["candidate"][name][owned], floor)
-        if name not in F32_OUTPUTS and name not in masks and stored["candidate"][name].dtype == torch.bfloat16:
-            histograms[name] = {arm: _histogram(values[arm][name], exact) for arm in values}
-    return errors, histograms
+    return errors
+
+
+def _histograms(
+    op: str, case: Case, reference: Mapping[str, Tensor], stored: Mapping[str, Mapping[str, Tensor]]
+) -> dict[str, dict[str, list[int]]]:
+    """ULP histograms of the BF16 outputs that are no pools."""
+    pools = written(op, case)
+    return {
+        name: {arm: _histogram(outputs[name], exact) for arm, outputs in stored.items()}
+        for name, exact in reference.items()
+        if name not in F32_OUTPUTS and name not in pools and stored["candidate"][name].dtype == torch.bfloat16
+    }
+
+
+def compliance_of(op: str, arm: Arm, case: Case, outputs: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """Every output of one arm against what its path's contract leaves open."""
+    return _held(outputs, _expected(op, path_of(arm, op), case, outputs), written(op, case))
 
 
 def _compliance(
@@ -87,11 +118,18 @@ def _compliance(
         wanted = None if "prefix" in outputs or op == "route" else known.get(paths[arm])
         if wanted is None:
             wanted = known[paths[arm]] = _expected(op, paths[arm], case, outputs)
-        results[arm] = {}
-        for name, expected in wanted.items():
-            owned: Any = masks.get(name, slice(None))
-            if outputs[name][owned].numel():
-                results[arm][name] = asdict(contracts.compliance(outputs[name][owned], expected[owned]))
+        results[arm] = _held(outputs, wanted, masks)
+    return results
+
+
+def _held(
+    outputs: Mapping[str, Tensor], wanted: Mapping[str, contracts.Expected], masks: Mapping[str, Tensor]
+) -> dict[str, dict[str, float]]:
+    results = {}
+    for name, expected in wanted.items():
+        owned: Any = masks.get(name, slice(None))
+        if outputs[name][owned].numel():
+            results[name] = asdict(contracts.compliance(outputs[name][owned], expected[owned]))
     return results
 
 
@@ -139,7 +177,7 @@ def _accumulation_floor(x: Tensor, weight: Tensor) -> bounds.Floor:
 
 
 def _histogram(values: Tensor, exact: Tensor) -> list[int]:
-    return list(ulp_histogram(values.bfloat16(), exact.bfloat16()).counts)
+    return list(ulp_histogram(values, bf16(exact)).counts)
 
 
 def _router(case: Case, stored: Mapping[str, dict[str, Tensor]]) -> dict[str, Any]:

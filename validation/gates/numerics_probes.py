@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from numerics.families import FAMILIES, NARROW_8, make_case
+from numerics.families.probes import CAST_ROWS, attention_grid, cast_cases, same_bytes
+from validation.gates import numerics_captured, numerics_drift, numerics_limits
 from validation.gates.base import Context, Json, Unit
+from validation.gates.numerics_judge import complaints
+from validation.gates.numerics_measure import measure_case
 
 
 @dataclass(frozen=True)
@@ -17,4 +23,111 @@ class Probe:
     measure: Callable[[Unit, Context], dict[str, Json]]
 
 
-PROBES: Mapping[str, Probe] = {}
+GRID_SHAPE = ("page", "table_pages", "rows", "query_length", "fp8")
+
+
+def _cast_units(ops: Sequence[str], context: Context) -> list[Unit]:
+    return [Unit(f"probe-cast-{op}", {"probe": "cast", "op": op, "rows": CAST_ROWS}) for op in ops]
+
+
+def _measure_cast(unit: Unit, context: Context) -> dict[str, Json]:
+    """Every BF16 value through the path's own cache write."""
+    wrong = {"baseline": 0, "candidate": 0}
+    arms = {"baseline": context.target.open(context.baseline), "candidate": context.target.open(context.candidate)}
+    for case, expected in cast_cases(context.seed):
+        for name, arm in arms.items():
+            cache = arm.run_op("mla_query", case)["cache"]
+            rows = cache.view(-1, cache.shape[-1])[case["positions"], -expected.shape[-1] :]
+            wrong[name] += int((~same_bytes(rows, expected)).sum())
+    broken = {name: {"every BF16 value cast to its E4M3 byte": count} for name, count in wrong.items()}
+    return _result(unit, "all 65,536 values", [empty_case("table", context.seed) | {"contracts": broken}])
+
+
+def _grid_units(ops: Sequence[str], context: Context) -> list[Unit]:
+    deep = context.settings["depth"] > 1
+    shapes = [
+        (page, table, rows, query, fp8)
+        for page in ((4, 16) if deep else (4,))
+        for table in ((3, 5, 16, 33) if deep else (3, 16))
+        for rows in ((1, 2, 4, 8, 16, 32, 64) if deep else (1, 8, 64))
+        for query in (range(1, 9) if deep else (1, 2, 8))
+        for fp8 in ((False, True) if deep else (rows == 8,))
+        if rows >= query and query <= 2 * page + 1
+    ]
+    return [
+        Unit(
+            "probe-grid-" + "-".join(map(str, map(int, shape))),
+            {"probe": "grid", "op": op, **dict(zip(GRID_SHAPE, shape, strict=True))},
+        )
+        for op in ops
+        for shape in shapes
+    ]
+
+
+def _measure_grid(unit: Unit, context: Context) -> dict[str, Json]:
+    """Every context up to two pages and one token, with a planted key at every boundary."""
+    baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
+    page, table, rows, query, fp8 = (unit.params[name] for name in GRID_SHAPE)
+    cases = [
+        {"family": "boundaries", "seed": context.seed}
+        | measure_case("mla_attend", case, baseline, candidate, exact_contracts=False)
+        for case in attention_grid(page, table, rows, query, fp8, context.seed)
+    ]
+    width = f"{len(cases)} cases, page {page}, table of {table}, {query} rows a request,"
+    return _result(unit, width, worst_of("mla_attend", cases))
+
+
+def _coverage_units(ops: Sequence[str], context: Context) -> list[Unit]:
+    return [Unit(f"probe-coverage-{op}", {"probe": "coverage", "op": op, "rows": 64}) for op in ops]
+
+
+def _measure_coverage(unit: Unit, context: Context) -> dict[str, Json]:
+    """Rows that between them favour every one of 896 experts: each must be chosen."""
+    baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
+    case = make_case("route", NARROW_8, "coverage", unit.params["rows"], context.seed)
+    measured = measure_case("route", case, baseline, candidate)
+    for arm, router in measured["router"].items():
+        measured["contracts"][arm]["every expert can be chosen"] = router["experts"] - router["experts_hit"]
+    return _result(unit, "896 experts", [{"family": "coverage", "seed": context.seed} | measured])
+
+
+def _captured_units(ops: Sequence[str], context: Context) -> list[Unit]:
+    return numerics_captured.plan(ops, context)
+
+
+def empty_case(family: str, seed: int) -> dict[str, Any]:
+    """A measured case with nothing in it yet."""
+    return {
+        "family": family,
+        "seed": seed,
+        "outputs": {},
+        "histograms": {},
+        "compliance": {"baseline": {}, "candidate": {}},
+        "router": None,
+        "contracts": {"baseline": {}, "candidate": {}},
+    }
+
+
+def worst_of(op: str, cases: list[dict[str, Any]], most: int = 5) -> list[dict[str, Any]]:
+    """The cases with a reason to fail, `most` at most, or else the one that needs most of its bound."""
+    failing = [case for case in cases if any(True for _ in complaints(op, case))]
+    if failing:
+        return failing[:most]
+    return [
+        max(cases, key=lambda case: max((x["used"] for x in case["compliance"]["candidate"].values()), default=0.0))
+    ]
+
+
+def _result(unit: Unit, width: str, cases: list[dict[str, Any]]) -> dict[str, Json]:
+    return {**unit.params, "width": width, "replayable": False, "cases": cases}
+
+
+PROBES: Mapping[str, Probe] = {
+    "cast": Probe(("mla_query",), _cast_units, _measure_cast),
+    "grid": Probe(("mla_attend",), _grid_units, _measure_grid),
+    "coverage": Probe(("route",), _coverage_units, _measure_coverage),
+    "limits": Probe(numerics_limits.OPS, numerics_limits.plan, numerics_limits.measure),
+    "drift": Probe(("kda_step",), numerics_drift.plan, numerics_drift.measure),
+    "captured": Probe(tuple(FAMILIES), _captured_units, numerics_captured.measure),
+}
+"""Probes by name, cheap ones first."""

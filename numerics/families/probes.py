@@ -1,0 +1,129 @@
+"""Cases for probes: the whole E4M3 cast, every small attention, and long runs of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numerics.contracts.roundings import split_length
+from numerics.families import kda
+from numerics.families.dims import Dims
+from numerics.families.draw import Draw
+from numerics.families.mla import K_SCALE, PEAK_SCORE, Q_SCALE, Storage
+from numerics.formats import E4M3_NAN, e4m3_encode
+
+CAST_ROWS = 64
+GRID = {"num_attention_heads": 1, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
+
+
+def cast_cases(seed: int) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """Cases of `mla_query` whose cache writes cast every BF16 value to E4M3, with the bytes that must come out.
+
+    The last 64 elements of a latent row are cast as they come. Yields (case, bytes [rows, 64]); a NaN may have either
+    sign. The contract multiplies by the reciprocal of the scale in FP32, saturates and rounds to nearest even.
+    """
+    draw, width, C, r = Draw("cast", seed), 64, 32, 32
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(-1, CAST_ROWS, width)
+    for part in every[torch.randperm(len(every), generator=draw.generator)]:
+        a = torch.cat([draw.bf16(CAST_ROWS, r + C), part], -1)
+        case = {
+            "a": a,
+            "q_norm_weight": draw.bf16(r),
+            "kv_norm_weight": draw.bf16(C),
+            "eps": 1e-5,
+            "q_b": draw.bf16(48, r, std=r**-0.5),
+            "w_uk": draw.bf16(1, 16, C, std=0.25),
+            "q_scale": Q_SCALE,
+            "k_scale": K_SCALE,
+            "cache": torch.full((CAST_ROWS // 16 + 1, 16, C + width), 0x55, dtype=torch.uint8),
+            "positions": 16 + draw.permutation(CAST_ROWS),
+        }
+        yield case, e4m3_encode(part.float() * torch.tensor(1.0 / K_SCALE))
+
+
+def same_bytes(stored: Tensor, expected: Tensor) -> Tensor:
+    """Whether E4M3 bytes agree, all NaNs being alike."""
+    both_nan = (stored & 0x7F == E4M3_NAN) & (expected & 0x7F == E4M3_NAN)
+    agree: Tensor = (stored == expected) | both_nan
+    return agree
+
+
+def attention_grid(
+    page: int, table_pages: int, rows: int, query_length: int, fp8: bool, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Cases of `mla_attend` that go through every context from 1 to 2 page + 1 and every boundary within it.
+
+    Requests have `query_length` rows, each seeing one key more. Every row has one planted key that takes nearly all of
+    its softmax: the first, the last, or one at either side of a page's or a split's end. Cases hold `rows` rows; the
+    last is filled up from the start of the grid.
+    """
+    split = split_length(rows, table_pages, page)
+    peaks = [
+        (start, peak) for start in range(1, 2 * page + 3 - query_length) for peak in _boundaries(start, page, split)
+    ]
+    requests = rows // query_length
+    if not requests:
+        raise ValueError(f"{rows} rows cannot hold a request of {query_length} rows")
+    for first in range(0, len(peaks), requests):
+        chosen = [peaks[(first + i) % len(peaks)] for i in range(requests)]
+        yield _grid_case(Draw(f"grid/{page}/{table_pages}/{first}", seed), page, table_pages, query_length, fp8, chosen)
+
+
+def _boundaries(length: int, page: int, split: int) -> list[int]:
+    ends = {0, length - 1} | {
+        edge + side for size in (page, split) for edge in range(size, length, size) for side in (-1, 0)
+    }
+    return sorted(ends)
+
+
+def _grid_case(
+    draw: Draw, page: int, table_pages: int, query_length: int, fp8: bool, requests: list[tuple[int, int]]
+) -> dict[str, Any]:
+    storage, C, row = Storage(fp8), GRID["kv_lora_rank"], GRID["kv_lora_rank"] + GRID["qk_rope_head_dim"]
+    held = -(-(2 * page + 1) // page)
+    pages = 1 + held * len(requests)
+    cache = storage.garbage(draw, pages, page, row)
+    order = 1 + draw.permutation(pages - 1)
+    table = torch.zeros(len(requests), table_pages, dtype=torch.int64)
+    q = draw.normal(len(requests), query_length, row)
+    softmax_scale = row**-0.5
+    for request, (start, peak) in enumerate(requests):
+        length = start + query_length - 1
+        own = order[request * held : request * held + -(-length // page)]
+        table[request, : len(own)] = own
+        keys = draw.normal(length, row)
+        for t in range(query_length):
+            # The first row's peak is the grid's; the others take the newest key that they see.
+            place = peak if t == 0 else start + t - 1
+            keys[place] = q[request, t] * (PEAK_SCORE / softmax_scale / float(q[request, t].square().sum()))
+        rows = cache[own].flatten(0, 1)
+        rows[:length] = storage.store(keys, "k_scale")
+        cache[own] = rows.view(-1, page, row)
+    lengths = torch.tensor([start + t for start, _ in requests for t in range(query_length)])
+    return {
+        "q": storage.store(q, "q_scale").flatten(0, 1)[:, None],
+        "cache": cache,
+        "block_table": table.repeat_interleave(query_length, 0),
+        "lengths": lengths,
+        "softmax_scale": softmax_scale,
+        "q_scale": Q_SCALE,
+        "k_scale": K_SCALE,
+        "kv_rank": C,
+    }
+
+
+def long_run(dims: Dims, family: str, rows: int, steps: int, seed: int) -> tuple[dict[str, Any], Iterator[Tensor]]:
+    """A `kda_step` case whose slots are empty, and the projections of `steps` steps one after the other."""
+    draw = Draw(f"long_run/{family}", seed)
+    stream = kda.stream_of(draw, dims, family)
+    D = stream.h * stream.d
+    case = {
+        **stream.weights,
+        "conv_state": torch.zeros(rows + 1, 3 * D, 3, dtype=torch.bfloat16),
+        "state": torch.zeros(rows + 1, stream.h, stream.d, stream.d),
+        "slots": 1 + draw.permutation(rows),
+    }
+    return case, (stream.tokens(draw, rows) for _ in range(steps))
