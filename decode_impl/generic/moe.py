@@ -54,13 +54,17 @@ def experts(
     Hidden and every (row, slot) result are rounded to BF16; slots are added in FP32 in slot order.
     Returns bf16 [n, L].
     """
-    per_slot = z.new_zeros(*ids.shape, w2.out_features)
-    for expert in ids.unique().tolist():
-        rows, slots = (ids == expert).nonzero(as_tuple=True)
-        gate, up = (z[rows].float() @ w13.dense[expert].T).chunk(2, dim=-1)
-        hidden = bf16(situ(gate, up, beta, linear_beta)).float()
-        per_slot[rows, slots] = bf16(hidden @ w2.dense[expert, :, : hidden.shape[-1]].T)
-    return bf16(slot_ordered_sum(per_slot, weights))
+    if not len(z):
+        return z.new_empty(0, w2.out_features)
+    order = ids.flatten().argsort(stable=True)
+    counts = ids.flatten().bincount(minlength=w13.dense.shape[0]).tolist()
+    rows = z[order // ids.shape[1]].float().split(counts)
+    gate, up = torch.cat([x @ w.T for x, w in zip(rows, w13.dense, strict=True) if len(x)]).chunk(2, dim=-1)
+    hidden = bf16(situ(gate, up, beta, linear_beta)).float()
+    parts = zip(hidden.split(counts), w2.dense[..., : hidden.shape[-1]], strict=True)
+    per_slot = z.new_empty(order.shape[0], w2.out_features)
+    per_slot[order] = bf16(torch.cat([x @ w.T for x, w in parts if len(x)]))
+    return bf16(slot_ordered_sum(per_slot.unflatten(0, ids.shape), weights))
 
 
 def slot_ordered_sum(per_slot: Tensor, weights: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def kda_verify(
 
     history = torch.cat([conv_state[sources[live]], qkv.mT], dim=-1)
     taps = conv_weight.shape[1]
-    S, written = state[sources[live]].float(), targets[live]
+    S, written = state.index_select(0, sources[live]).float(), targets[live]
     for j in range(width):
         window = history[..., j : j + taps]
         conv = _four_taps(window.float(), conv_weight)
@@ -104,8 +104,8 @@ def kda_verify(
         g = (decay_input[:, j].float() + dt_bias.float()).view(-1, heads, head_dim)
         decay = exp(lower_bound * sigmoid(exp(A_log)[:, None] * g))
         S, o = delta(S, q, k, v, decay, sigmoid(beta_raw[:, j].float()))
-        conv_state[written[:, j]] = window[..., 1:]
-        state[written[:, j]] = S.to(state.dtype)
+        conv_state.index_copy_(0, written[:, j], window[..., 1:])
+        state.index_copy_(0, written[:, j], S.to(state.dtype))
         y[live, j] = _gated_norm(o, gate[:, j].float(), norm_weight)
     return y.flatten(0, 1)
 
