@@ -127,5 +127,5 @@ FAMILIES = {
     "rms_norm": ("iid", "outliers", "faint", "subnormals"),
     "all_reduce": ("iid", "cancelling", "subnormals"),
     "attn_res": ("iid", "peaked", "equal_sources", "first_layer", "full", "final", "faint", "subnormals"),
-    "output_mix": ("iid", "block_write", "cancelling", "faint", "subnormals"),
+    "output_mix": ("iid", "block_write", "full", "cancelling", "faint", "subnormals"),
 }

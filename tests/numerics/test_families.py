@@ -25,7 +25,7 @@ TINY = {**MINI, "kda_num_heads": 2, "kda_head_dim": 32}
 
 DTYPES = {
     torch.float32: {"conv_weight", "A_log", "dt_bias", "state", "logits", "bias", "weights"},
-    torch.int64: {"slots", "positions", "block_table", "lengths", "ids"},
+    torch.int64: {"slots", "sources", "targets", "positions", "block_table", "lengths", "ids"},
     torch.uint8: {"w13_packed", "w13_scale", "w2_packed", "w2_scale"},
 }
 """Inputs that are not BF16, after docs/ops.md; q and cache may be bytes."""
@@ -138,12 +138,12 @@ class TestPools:
         assert len({tensor_hash(x) for x in case["conv_state"]}) == case["conv_state"].shape[0]
         assert case["state"][~owned].abs().mean() > 1000 * case["state"][owned].abs().mean()
 
-    @pytest.mark.parametrize("family", FAMILIES["mla_attend"])
+    @pytest.mark.parametrize("family", [f for f in FAMILIES["mla_attend"] if not f.startswith("verify")])
     def test_lengths_are_ragged_and_pages_are_scattered_and_owned_once(self, family: str) -> None:
         case = make_case("mla_attend", MINI, family, 9, 0)
         page, lengths, table = MINI["page_size"], case["lengths"].tolist(), case["block_table"]
         assert {0, 1, page - 1, page, page + 1} <= set(lengths)
-        assert max(lengths) > 10 * page
+        assert max(lengths) > (32 if family.startswith("long") else 10) * page
         counts = [-(-n // page) for n in lengths]
         used = torch.cat([table[row, :count] for row, count in enumerate(counts)])
         assert used.unique().numel() == used.numel()
@@ -163,6 +163,36 @@ class TestPools:
         least = 448 if case["cache"].dtype is torch.uint8 else GARBAGE / 2 * 0.99
         assert bool((values[~owned].abs() >= least).all())
         assert values[owned].abs().median() < 10
+
+    @pytest.mark.parametrize("family", ["verify_bf16", "verify_fp8"])
+    def test_verify_rows_share_their_request_s_pages_and_see_one_key_more_each(self, family: str) -> None:
+        widths = set()
+        for seed in range(16):
+            case = make_case("mla_attend", MINI, family, 24, seed)
+            lengths, table = case["lengths"], case["block_table"]
+            same = (table[1:] == table[:-1]).all(1) & (lengths[1:] > 0)
+            assert bool((lengths[1:][same] == lengths[:-1][same] + 1).all())
+            widths.add(1 + int(same.int().cumprod(0).sum()))
+        assert widths == {2, 4, 6, 8}
+
+    @pytest.mark.parametrize("width", [2, 4, 6, 8])
+    def test_verify_requests_own_scattered_slots_beyond_the_batch_and_start_from_one_of_them_or_another(
+        self, width: int
+    ) -> None:
+        inside, outside = set(), 0
+        for seed in range(6):
+            case = make_case("kda_verify", {**TINY, "verify_width": width}, "iid", 6, seed)
+            sources, targets = case["sources"], case["targets"]
+            live = sources > 0
+            assert int((~live).sum()) == 1
+            assert bool((targets[~live] == 0).all())
+            assert targets[live].unique().numel() == targets[live].numel() == 5 * width
+            assert bool((targets[live] >= 6).any())
+            for source, own in zip(sources[live].tolist(), targets[live].tolist(), strict=True):
+                inside |= {own.index(source)} if source in own else set()
+                outside += source not in own
+        assert inside == set(range(width))
+        assert outside
 
     @pytest.mark.parametrize("family", FAMILIES["mla_query"])
     def test_query_positions_are_distinct_with_one_null_row_and_a_page_edge(self, family: str) -> None:

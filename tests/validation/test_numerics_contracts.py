@@ -14,9 +14,9 @@ from decode_impl.ops import call_on_case
 from decode_impl.specialized import emulation
 from numerics.families import FAMILIES, MINI, make_case
 from validation.faults.base import Fault
-from validation.gates import numerics_contracts
+from validation.gates import numerics_contracts, numerics_poison
 from validation.gates.numerics import NumericsGate
-from validation.gates.numerics_contracts import CONTRACTS, POISONS
+from validation.gates.numerics_contracts import POISONS, broken_contracts
 from validation.verdict import Verdict
 
 Op = Callable[..., Any]
@@ -108,6 +108,59 @@ def one_step_up(x: Tensor) -> Tensor:
     return (x.view(torch.int16) + 1).view(torch.bfloat16)
 
 
+def leaves_a_row_as_it_was_allocated(reduce: Op) -> Op:
+    """The last row of the output is never written."""
+
+    def faulty(*, y: list[Tensor]) -> Tensor:
+        right = reduce(y=y)
+        out = torch.empty_like(right)
+        out[:-1] = right[:-1]
+        out[-1:] = torch.where(out[-1:].isnan(), out[-1:], right[-1:])
+        return out
+
+    return faulty
+
+
+def assumes_dense_rows(projection: Op) -> Op:
+    """Rows are read at multiples of their length, whatever their stride."""
+
+    def faulty(*, x: Tensor, **rest: Any) -> Tensor:
+        return projection(x=x.as_strided(x.shape, (x.shape[1], 1)), **rest)  # type: ignore[no-any-return]
+
+    return faulty
+
+
+def writes_between_the_slots(step: Op) -> Op:
+    """The element behind every slot's heads is overwritten, where there is one."""
+
+    def faulty(*, state: Tensor, **rest: Any) -> Tensor:
+        y = step(state=state, **rest)
+        if state.stride(0) > state[0].numel():
+            state.as_strided((state.shape[0],), (state.stride(0),), state[0].numel()).fill_(1.0)
+        return y  # type: ignore[no-any-return]
+
+    return faulty
+
+
+def ranks_all_rows_by_one_maximum(route: Op) -> Op:
+    """Scores are shifted by the largest logit of the batch, which one NaN spoils for every row."""
+
+    def faulty(*, logits: Tensor, **rest: Any) -> Any:
+        return route(logits=logits + 0 * logits.max(), **rest)
+
+    return faulty
+
+
+def names_no_expert_for_a_nan(route: Op) -> Op:
+    """A row without a largest score gets the number of experts as its ids."""
+
+    def faulty(*, logits: Tensor, **rest: Any) -> Any:
+        ids, weights = route(logits=logits, **rest)
+        return torch.where(logits.isnan().any(-1, keepdim=True), logits.shape[-1], ids), weights
+
+    return faulty
+
+
 MUTANTS = [
     ("mla_query", writes_the_null_page, "unowned bytes unchanged"),
     ("projection", differs_when_repeated, "same bits twice"),
@@ -116,18 +169,23 @@ MUTANTS = [
     ("projection", treats_the_first_row_apart, "row order free"),
     ("attn_res", multiplies_unread_memory_by_zero, "poison ignored"),
     ("attn_res", scales_by_a_maximum_over_unread_memory, "poison ignored"),
+    ("all_reduce", leaves_a_row_as_it_was_allocated, "outputs fully written"),
+    ("projection", assumes_dense_rows, "strided views"),
+    ("kda_step", writes_between_the_slots, "row padding unchanged"),
+    ("route", ranks_all_rows_by_one_maximum, "rows kept apart"),
+    ("route", names_no_expert_for_a_nan, "rows kept apart"),
 ]
+STATEFUL = {differs_when_repeated, leaves_a_row_as_it_was_allocated}
+"""Mutants that break other contracts too: each is another call, and finds other bytes in memory."""
 each_mutant = pytest.mark.parametrize(("op", "mutate", "contract"), MUTANTS, ids=[m[1].__name__ for m in MUTANTS])
 
 
 def broken(op: str, mutate: Callable[[Op], Op] | None = None, rows: int = 8, family: str = "iid") -> dict[str, int]:
-    """Broken elements by contract, of the specialised op or its mutant, made anew for every contract."""
-    case = make_case(op, MINI, family, rows, seed=0)
-    counts = {}
-    for name, check in CONTRACTS.items():
-        right: Op = emulation.OPS[op]
-        ops = {op: mutate(right) if mutate else right}
-        counts[name] = check(op, case, lambda inputs, ops=ops: call_on_case(ops, op, inputs))
+    """Broken elements by contract, of the specialised op or its mutant."""
+    case = make_case(op, {**MINI, "kda_num_heads": 1}, family, rows, seed=0)
+    right: Op = emulation.OPS[op]
+    ops = {op: mutate(right) if mutate else right}
+    counts = broken_contracts(op, case, lambda inputs: call_on_case(ops, op, inputs), placement=True)
     return {name: count for name, count in counts.items() if count}
 
 
@@ -137,10 +195,18 @@ def test_the_specialised_path_breaks_no_contract_on_any_family(op: str) -> None:
         assert broken(op, rows=3, family=family) == {}, family
 
 
+def test_every_contract_has_a_mutant() -> None:
+    case = make_case("projection", MINI, "iid", 2, seed=0)
+    run = lambda inputs: call_on_case(emulation.OPS, "projection", inputs)  # noqa: E731
+    counted = broken_contracts("projection", case, run, placement=True)
+    assert counted.keys() == {contract for _, _, contract in MUTANTS}
+
+
 @each_mutant
 def test_a_mutant_breaks_exactly_its_contract(op: str, mutate: Callable[[Op], Op], contract: str) -> None:
     family = "iid_bf16" if op.startswith("mla") else "iid"
-    assert broken(op, mutate, family=family).keys() == {contract}
+    found = broken(op, mutate, family=family).keys()
+    assert contract in found if mutate in STATEFUL else found == {contract}
 
 
 @each_mutant
@@ -174,11 +240,11 @@ def test_broken_elements_are_counted() -> None:
     assert 0 < unequal <= row
     ops = {"mla_query": writes_the_null_page(emulation.OPS["mla_query"])}
     run = lambda inputs: call_on_case(ops, "mla_query", inputs)  # noqa: E731
-    assert CONTRACTS["unowned bytes unchanged"]("mla_query", case, run) == unequal
+    assert broken_contracts("mla_query", case, run, placement=True)["unowned bytes unchanged"] == unequal
 
 
 def unread(case: dict[str, Any], op: str, poison: float) -> dict[str, Any]:
-    poisoned = numerics_contracts._poisoned(op, case, poison)
+    poisoned = numerics_poison.poisoned(op, case, poison)
     assert poisoned is not None
     return poisoned
 

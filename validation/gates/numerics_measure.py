@@ -40,8 +40,9 @@ def measure_case(op: str, case: Case, baseline: Arm, candidate: Arm, exact_contr
     stored, changed = _run(op, case, arms)
     masks, reference = written(op, case), ORACLES[op](case)
     paths = {name: path_of(arm, op) for name, arm in arms.items()}
+    held = _compliance(op, paths, case, stored, masks)
     broken = {
-        name: broken_contracts(op, case, lambda inputs, arm=arm: arm.run_op(op, inputs), row_order=name == "candidate")  # type: ignore[misc]
+        name: broken_contracts(op, case, lambda inputs, arm=arm: arm.run_op(op, inputs), placement=name == "candidate")  # type: ignore[misc]
         for name, arm in (arms.items() if exact_contracts else ())
     }
     for name, elements in changed.items():
@@ -49,7 +50,7 @@ def measure_case(op: str, case: Case, baseline: Arm, candidate: Arm, exact_contr
     return {
         "outputs": errors_of(op, case, reference, stored),
         "histograms": _histograms(op, case, reference, stored),
-        "compliance": _compliance(op, paths, case, stored, masks),
+        "compliance": held,
         "router": _router(case, stored) if op == "route" else None,
         "contracts": broken,
     }
