@@ -16,6 +16,7 @@ from numerics.oracles.linear import linear, rms
 
 L2_EPS = 1e-6
 O_NORM_EPS = 1e-5
+"""Constants under the roots of the key norm and of the output norm: part of the op, not of the checkpoint."""
 
 
 @dataclass(frozen=True)

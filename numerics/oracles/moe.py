@@ -10,6 +10,7 @@ from numerics.oracles.case import Case, Outputs, numbered
 from numerics.oracles.linear import linear, rms, total
 
 SUM_EPS = 1e-20
+"""Added to the sum of the chosen scores before dividing by it."""
 
 
 def moe_front(case: Case) -> Outputs:

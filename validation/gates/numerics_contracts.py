@@ -47,7 +47,7 @@ def broken_contracts(op: str, case: Case, run: Run, placement: bool) -> dict[str
     """Broken elements by contract.
 
     `placement`: whether a row's bits must not depend on where it lies, its place in the batch or its stride. The
-    generic path leaves its elementary functions to the library, whose vectorised and scalar forms differ in the last bit.
+    generic path leaves elementary functions to the library, whose vectorised and scalar forms differ in the last bit.
     """
     clean, again = run(case), run(case)
     pools = written(op, case)
