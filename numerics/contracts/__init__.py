@@ -37,6 +37,13 @@ _ORACLES: dict[str, Callable[[Case, Contract], dict[str, Expected]]] = {
 }
 
 
+def add(op: str, oracle: Callable[[Case, Contract], dict[str, Expected]], contract: Contract) -> None:
+    """Add the contract of one more op, the same on both paths (see `numerics.extend`)."""
+    _ORACLES[op] = oracle
+    for path in (GENERIC, SPECIALIZED):
+        CONTRACTS[path][op] = contract
+
+
 def expected(op: str, path: str, case: Case, stored: Mapping[str, Tensor] | None = None) -> dict[str, Expected]:
     """What `op` on `path` (`generic` or `specialized`) may return for this case, by output.
 
@@ -59,6 +66,7 @@ __all__ = [
     "Compliance",
     "Contract",
     "Expected",
+    "add",
     "compliance",
     "contract_table",
     "expected",

@@ -50,19 +50,17 @@ _GENERIC: Mapping[str, Contract] = {
     "moe_tail": Contract(("latent", "norm", "up", "shared", "delta")),
 }
 
-CONTRACTS: Mapping[str, Mapping[str, Contract]] = MappingProxyType(
-    {
-        GENERIC: _GENERIC,
-        SPECIALIZED: {
-            **_GENERIC,
-            "attn_res": Contract(("prefix", "mixed"), quadratic_norm=True),
-            "output_mix": Contract(("partial", "attention", "prefix", "mixed"), quadratic_norm=True),
-            "kda_step": _KDA_FUSED,
-            "kda_verify": _KDA_FUSED,
-            "mla_attend": Contract(("p", "latent"), split_keys=True),
-        },
-    }
-)
+CONTRACTS: dict[str, dict[str, Contract]] = {
+    GENERIC: dict(_GENERIC),
+    SPECIALIZED: {
+        **_GENERIC,
+        "attn_res": Contract(("prefix", "mixed"), quadratic_norm=True),
+        "output_mix": Contract(("partial", "attention", "prefix", "mixed"), quadratic_norm=True),
+        "kda_step": _KDA_FUSED,
+        "kda_verify": _KDA_FUSED,
+        "mla_attend": Contract(("p", "latent"), split_keys=True),
+    },
+}
 """Path -> op -> contract. The specialised path has no `*_sequence` ops of its own: it runs the generic ones."""
 
 SITES: Mapping[str, str] = MappingProxyType(

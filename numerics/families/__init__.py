@@ -27,6 +27,11 @@ _BUILDERS: dict[str, Callable[[Draw, Dims, str, int], dict[str, Any]]] = {
 }
 
 
+def add(op: str, names: tuple[str, ...], make: Callable[[Draw, Dims, str, int], dict[str, Any]]) -> None:
+    """Add the families of one more op (see `numerics.extend`)."""
+    FAMILIES[op], _BUILDERS[op] = names, make
+
+
 def make_case(op: str, dims: Dims, family: str, rows: int, seed: int) -> dict[str, Any]:
     """A complete case of `op` on CPU: the inputs of docs/ops.md by name.
 
@@ -45,4 +50,16 @@ def make_case(op: str, dims: Dims, family: str, rows: int, seed: int) -> dict[st
         raise ValueError(f"the dimensions for {op!r} lack {missing}") from None
 
 
-__all__ = ["FAMILIES", "GARBAGE", "K3_SHARD_8", "K3_SHARD_16", "MINI", "NARROW_8", "NARROW_16", "Dims", "make_case"]
+__all__ = [
+    "FAMILIES",
+    "GARBAGE",
+    "K3_SHARD_8",
+    "K3_SHARD_16",
+    "MINI",
+    "NARROW_8",
+    "NARROW_16",
+    "Dims",
+    "Draw",
+    "add",
+    "make_case",
+]

@@ -1,4 +1,4 @@
-"""The fault catalogue: every fault changes its component and nothing else, in its own arm only, and travels by its id."""
+"""The fault catalogue: a fault changes its component and nothing else, in its own arm only, and travels by its id."""
 
 from __future__ import annotations
 

@@ -207,12 +207,13 @@ def gates() -> int:
 
 
 @app.command()
-def faults() -> int:
+def faults(as_markdown: options.MarkdownOption = False) -> int:
     """List the catalogue of faults that can be put into the candidate to test the gates.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
     decodegate faults
+    decodegate faults --markdown > docs/faults.md
 
     [bold]Exit codes[/bold]
 
@@ -220,7 +221,7 @@ def faults() -> int:
     """
     from validation.cli.listing import show_faults
 
-    show_faults()
+    show_faults(as_markdown)
     return 0
 
 

@@ -25,8 +25,13 @@ def show_gates() -> None:
     _print(table)
 
 
-def show_faults() -> None:
+def show_faults(as_markdown: bool = False) -> None:
     """Print the catalogue: id, what is wrong, in which component, on which paths (none: it is only declared)."""
+    if as_markdown:
+        from validation.mutation.document import faults_page
+
+        print(faults_page(load_faults()), end="")
+        return
     table = Table("fault", "what is wrong", "component", "paths", box=None, pad_edge=False)
     for name, fault in sorted(load_faults().items()):
         table.add_row(name, fault.title, fault.component, ", ".join(fault.paths) or "declared")

@@ -128,6 +128,10 @@ BisectOption = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
+MarkdownOption = Annotated[
+    bool,
+    typer.Option("--markdown", help="Print the page docs/faults.md instead.", rich_help_panel=_OUTPUT),
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Id of a run in the folder of runs, or the run's own folder.")
 ]

@@ -27,7 +27,7 @@ def rounded(x: Tensor) -> Tensor:
     "kda-delta-dropped",
     "correction term k.S dropped from the delta rule",
     kind=Kind.DROPPED,
-    sources="practice 7",
+    sources="vacuous kernel tests",
     missed_by="iid keys with elementwise tolerances: random keys are nearly orthogonal",
 )
 def _dropped(right: Any, S: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Any:
@@ -142,7 +142,7 @@ def _stale(right: Any, S: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor
     "kda-beta-not-on-correction",
     "beta scales the value but not the correction",
     kind=Kind.DROPPED,
-    sources="kind of practice 7",
+    sources="vacuous kernel tests",
     missed_by="iid keys, beta near 1",
 )
 def _half(right: Any, S: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Any:

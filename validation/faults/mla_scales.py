@@ -1,4 +1,4 @@
-"""Faults of multi-head latent attention: FP8 scales, casts and the rows written to the cache."""
+"""Faults of multi-head latent attention: FP8 scales and casts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torch import Tensor
 
 from numerics.formats import E4M3_MAX, E4M3_NAN, bf16, e4m3_decode, e4m3_encode
 from validation.faults.base import Kind
-from validation.faults.kda_inputs import as_if_dense, wrapped
 from validation.faults.layer import Layer
 
-LAYER = Layer("MLA cache and scales")
+LAYER = Layer("MLA scales")
 
 QUERY = partial(LAYER.op, "mla_query")
 ATTEND = partial(LAYER.op, "mla_attend")
@@ -217,79 +216,3 @@ def _amax(op: Any, **case: Any) -> Any:
         return e4m3_encode(bf16(x / own).float() * own)
 
     return recast(op, encode, **case)
-
-
-@QUERY(
-    "mla-record-order",
-    "rope part written in front of the latent",
-    kind=Kind.LAYOUT,
-    sources="M31",
-    missed_by="shape checks",
-)
-def _order(op: Any, **case: Any) -> Any:
-    cache, positions = case["cache"], case["positions"]
-    q = op(**case)
-    rows = cache.view(-1, cache.shape[-1])
-    live = positions[positions >= cache.shape[1]]
-    rows[live] = rows[live].roll(cache.shape[-1] - case["w_uk"].shape[-1], -1)
-    return q
-
-
-@QUERY(
-    "mla-null-page-written",
-    "padded rows write the null page",
-    kind=Kind.OWNERSHIP,
-    sources="M27, M84, M91",
-    missed_by="outputs; the generic writer alone",
-)
-def _null_page(op: Any, *, positions: Tensor, cache: Tensor, **rest: Any) -> Any:
-    q = op(positions=positions, cache=cache, **rest)
-    if bool((positions < cache.shape[1]).any()):
-        cache[0, 0] = 1
-    return q
-
-
-@QUERY(
-    "mla-write-off-by-one",
-    "latent row written one place later",
-    kind=Kind.INDEX,
-    sources="kind of M32",
-    missed_by="the query; a full cache of equal rows",
-)
-def _late(op: Any, *, positions: Tensor, cache: Tensor, **rest: Any) -> Any:
-    last = cache.shape[0] * cache.shape[1] - 1
-    live = positions >= cache.shape[1]
-    return op(positions=torch.where(live, (positions + 1).clamp_max(last), positions), cache=cache, **rest)
-
-
-@QUERY(
-    "mla-row-offset-int32",
-    "row times stride computed in 32 bits",
-    kind=Kind.OVERFLOW,
-    sources="M11, M12",
-    missed_by="small pools: wraps at row 3.7 million of 576 bytes",
-)
-def _int32(op: Any, *, positions: Tensor, cache: Tensor, **rest: Any) -> Any:
-    return op(positions=wrapped(positions, cache.shape[-1]), cache=cache, **rest)
-
-
-@ATTEND(
-    "mla-page-offset-int32",
-    "page times stride computed in 32 bits although the pool is large",
-    kind=Kind.OVERFLOW,
-    sources="M12",
-    missed_by="contiguous small pools",
-)
-def _page_int32(op: Any, *, block_table: Tensor, cache: Tensor, **rest: Any) -> Any:
-    return op(block_table=wrapped(block_table, cache[0].numel()), cache=cache, **rest)
-
-
-@QUERY(
-    "mla-dense-strides",
-    "row stride of the MLA projection taken for its width",
-    kind=Kind.LAYOUT,
-    sources="M15",
-    missed_by="contiguous tests",
-)
-def _dense(op: Any, *, a: Tensor, **rest: Any) -> Any:
-    return op(a=as_if_dense(a), **rest)

@@ -176,9 +176,7 @@ def _eps(op: Any, *, eps: float, **rest: Any) -> Any:
     "routed latent multiplied by a constant in front of its norm",
     kind=Kind.SCALE,
     sources="F: factor applied twice",
-    missed_by="nothing should see it",
-    equivalent="a power of two in front of an RMS norm changes its epsilon's weight alone: below 2^-9 of a BF16 step "
-    "wherever the latent is not itself of the size of the epsilon",
+    missed_by="logits: the norm behind it takes a common factor out, up to its epsilon (1e-5)",
 )
 def _factor(op: Any, *, latent: Any, **rest: Any) -> Any:
     return op(latent=[bf16(part.float() * 2.0) for part in latent], **rest)

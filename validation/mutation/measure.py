@@ -10,7 +10,7 @@ from validation.errors import describe, one_line
 from validation.executor import Failed, measure_unit
 from validation.faults.base import Fault
 from validation.gates.base import Context, Gate, Json, Unit
-from validation.gates.registry import load_gate
+from validation.gates.registry import GATES, load_gate
 from validation.jsonio import unpacked
 from validation.loading import load_faults
 from validation.mutation.plan import can_see, units_for
@@ -43,7 +43,10 @@ class MutationGate:
     _component: str = ""
 
     def measure(self, unit: Unit, context: Context) -> dict[str, Json]:
-        """What every gate says about one fault, or with the id `healthy` about none."""
+        """What every gate says about one fault, or with the id `healthy` about none.
+
+        A fault that waits for a gate which does not exist here costs nothing: nobody is asked.
+        """
         if self._shared is None:
             self._shared = SharedTarget(context.target)
         context = replace(context, target=cast(Target, self._shared))
@@ -51,6 +54,8 @@ class MutationGate:
         if unit.id == HEALTHY:
             return {gate.name: self._healthy(gate, unit.params["units"][gate.name], context) for gate in gates}
         fault = load_faults()[unit.id]
+        if fault.gate not in GATES:
+            return {}
         if fault.component != self._component:
             self._shared.forget()
             self._component = fault.component

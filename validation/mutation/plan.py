@@ -11,6 +11,18 @@ from validation.gates.base import Context, Gate, Unit
 CELLS_TRIED = 2
 """Decode cells of the parity gate that a fault is judged on, the cheapest of the profile. A miss is a miss of these."""
 
+_LIKELY = {
+    "state_cache": ("slot-reuse", "page-pressure", "warm-prefix", "one-token-prompts"),
+    "latent_cache": ("slot-reuse", "page-pressure"),
+    "prefix_cache": ("page-pressure", "warm-prefix"),
+    "build_batch": ("one-token-prompts", "chunks", "batch-bins", "verify-steps"),
+    "engine": ("preemption", "verify-caches", "verify-steps", "batch-bins"),
+}
+"""Schedules that a broken part of an engine is likely to show in, tried first."""
+
+_SUMMED = ("all_reduce", "output_mix", "moe_tail")
+"""Ops that sum over ranks: one rank shows nothing of it, so a cell with several is tried first."""
+
 _SPECULATIVE = ("kda_verify",)
 """Ops that run in verify steps alone, which only schedules have."""
 
@@ -28,18 +40,26 @@ def units_for(gate: Gate, context: Context, fault: Fault) -> list[Unit]:
         return sorted(own, key=lambda unit: _op_cost(unit.params))
     if gate.name != "parity":
         return units
-    schedules = [unit for unit in units if "schedule" in unit.params]
+    likely = _LIKELY.get(fault.component, ())
+    schedules = sorted((unit for unit in units if "schedule" in unit.params), key=lambda unit: _rank(unit, likely))
     cells = sorted((unit for unit in units if "batch" in unit.params), key=_cell_cost(context.settings))
     if fault.paths == (ENGINE,):
         return schedules
     if fault.component in _SPECULATIVE:
         return [unit for unit in schedules if "verify" in unit.id]
-    return cells[:CELLS_TRIED]
+    summed = [unit for unit in cells if unit.params["tp"] > 1][:1] if fault.component in _SUMMED else []
+    return [*summed, *(unit for unit in cells if unit not in summed)][:CELLS_TRIED]
 
 
 def components_first(faults: Sequence[Fault]) -> list[Fault]:
     """Faults ordered so that those of one component, which share measurements, are neighbours."""
-    return sorted(faults, key=lambda fault: (fault.paths == (ENGINE,), fault.component, fault.id))
+    return sorted(faults, key=lambda fault: (fault.paths, fault.component, fault.id))
+
+
+def _rank(unit: Unit, likely: Sequence[str]) -> int:
+    """Likely schedules first; among the others the profile's order stays."""
+    name = unit.params["schedule"]
+    return likely.index(name) if name in likely else len(likely)
 
 
 def _op_cost(params: Any) -> tuple[bool, int]:

@@ -20,8 +20,12 @@ from validation.targets.schedule import NO_DRAFTS, Abort, Played, Preempt, Run, 
 ENGINE_PARTS: PartTable = {**PARTS, "engine": Engine}
 """Every part that a fault can replace, the scheduler included."""
 
-_LONGEST = 10_000
+_LONGEST = 1000
 """Steps after which a schedule is stuck: none needs a tenth of it."""
+
+
+class StuckEngine(RuntimeError):
+    """An engine that works on and on without ending its requests."""
 
 
 def caches_of(runner: ModelRunner, slot: int, pages: tuple[int, ...], length: int) -> dict[str, Tensor]:
@@ -125,6 +129,8 @@ class _Player:
                 return
             for request in list(self.requests()):
                 self._look_at(request)
+        if run.steps is None:
+            raise StuckEngine(f"{self._engine.unfinished} requests have not ended after {_LONGEST} steps")
 
     def _look_at(self, request: Request) -> None:
         submit = self.submitted[request.id]
