@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "shards": [],
     "seeds": 1,
     "verify_rows": [2],
-    "large_batches": "in turn",
+    "families": "in turn for large batches",
 }
 
 
@@ -48,7 +48,7 @@ def one_op(op: str, mutate: Any, path: str = "specialized") -> Fault:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_clean_candidate_passes_on_every_op(seed: int) -> None:
-    result = judged(NumericsGate(), context_of({**SETTINGS, "rows": [2], "large_batches": "all"}, seed=seed))
+    result = judged(NumericsGate(), context_of({**SETTINGS, "rows": [2], "families": "all"}, seed=seed))
     assert [finding.message for finding in result.findings] == []
     assert result.verdict is Verdict.PASS
     assert result.metrics["cases"] == sum(map(len, FAMILIES.values()))
@@ -323,7 +323,7 @@ def test_nothing_measured_is_no_pass() -> None:
         ({"ops": []}, "ops is []"),
         ({"ops": ["route", "route"]}, "ops is ['route', 'route']"),
         ({"ops": [{}]}, "ops is [{}]"),
-        ({"large_batches": "few"}, "large_batches is 'few', one of 'all', 'in turn' is needed"),
+        ({"families": "few"}, "families is 'few', one of 'all', 'in turn', 'in turn for large batches' is needed"),
         ({"probes": ["x"]}, "a list of different names, captured, cast"),
         ({"verify_widths": [9]}, "integers from 2 to 8"),
         ({"row": [1]}, "unknown setting 'row' (allowed: rows, sequence_rows"),

@@ -20,6 +20,7 @@ from validation.processes import LocalProcesses
 from validation.profile import DEFAULT_PROFILE, EMBEDDED, ModelSection, Profile, load_profile, profile_from
 from validation.progress import Lines, Live, Progress
 from validation.record import RunRecord
+from validation.replay import with_replays
 from validation.reports import github, markdown, terminal
 from validation.reports.write import write_reports
 from validation.runner import Request, run
@@ -103,6 +104,8 @@ def _progress(console: Console) -> AbstractContextManager[Progress]:
 def _request(options: RunOptions, earlier: RunRecord | None) -> Request:
     """What to judge. When a run is resumed, what the user does not say is taken from its record."""
     name, profile = _profile(options, earlier)
+    if earlier is None:
+        profile = with_replays(profile, options.out)
     selected: tuple[str, ...] | None = options.gates or None
     faults = options.faults
     seed = options.seed

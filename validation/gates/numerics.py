@@ -37,7 +37,7 @@ class NumericsGate:
                 "shard_rows": integers(1, 64),
                 "shards": subset(WIDTHS),
                 "seeds": positive_integer(),
-                "large_batches": one_of("all", "in turn"),
+                "families": one_of("all", "in turn", "in turn for large batches"),
                 "probes": subset(PROBES),
                 "depth": positive_integer(),
                 "ops": subset(FAMILIES, least=1),

@@ -29,13 +29,13 @@ KDA_HEAD_ROWS = 32
 """Rows times KDA heads of a case at model width, at most: states are the costly part, and heads do not interact."""
 
 SMALL_BATCH = 8
-"""Rows up to which every family is measured whatever `large_batches` says."""
+"""Rows up to which a batch is not large."""
 
 
 DEFAULTS: dict[str, Json] = {
     "verify_rows": [1],
     "verify_widths": [4],
-    "large_batches": "all",
+    "families": "all",
     "probes": [],
     "depth": 1,
     "replay": [],
@@ -84,9 +84,9 @@ def measure_unit(unit: Unit, context: Context) -> dict[str, Json]:
 
 
 def _families(op: str, rows: int, context: Context) -> Sequence[str]:
-    """All families of an op; for a large batch, if so set, the plain one and another, in turn by rows and seed."""
-    every = FAMILIES[op]
-    if context.settings["large_batches"] == "all" or rows <= SMALL_BATCH:
+    """All families of an op, or, for large batches or for all, the plain one and another in turn by rows and seed."""
+    every, turn = FAMILIES[op], context.settings["families"]
+    if turn == "all" or (turn == "in turn for large batches" and rows <= SMALL_BATCH):
         return every
     return every[0], every[1 + (rows + context.seed) % (len(every) - 1)]
 
@@ -108,12 +108,13 @@ def replays() -> Rule:
     def rule(value: Any) -> str | None:
         if not isinstance(value, list):
             return "a list of cases is needed"
-        return next((reason for case in value if (reason := _replay_error(case))), None)
+        return next((reason for case in value if (reason := replay_error(case))), None)
 
     return rule
 
 
-def _replay_error(case: Any) -> str | None:
+def replay_error(case: Any) -> str | None:
+    """Why a table does not name a single case, or None."""
     needed = {"op": str, "width": str, "rows": int, "family": str, "seed": int}
     if not isinstance(case, dict) or any(type(case.get(key)) is not kind for key, kind in needed.items()):
         return f"each case needs {', '.join(needed)}"
