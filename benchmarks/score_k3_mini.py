@@ -95,8 +95,8 @@ def main() -> None:
     result |= {"tokens": tokens, "seconds": round(took, 1), "load_seconds": round(loaded - begun, 2)}
     result |= {"steps": dict(engine.runner.steps)}
     if arguments.drafts:
-        result |= {"acceptance_length": round(engine.acceptance.length, 3)}
-        result |= {"accepted_by_position": [round(share, 3) for share in engine.acceptance.by_position()]}
+        result |= {"acceptance_length": round(engine.speculator.acceptance.length, 3)}
+        result |= {"accepted_by_position": [round(share, 3) for share in engine.speculator.acceptance.by_position()]}
     print(json.dumps(result), flush=True)
 
 

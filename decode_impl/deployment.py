@@ -9,6 +9,9 @@ from decode_impl.caches import KV_DTYPES, STATE_DTYPES
 BACKENDS = ("auto", "latency_specialized")
 """`auto` is the generic path; `latency_specialized` runs pure decode steps on the specialised one."""
 
+DRAFT_SAMPLING = ("greedy", "sampled")
+"""How drafts are chosen: the drafter's first choice, or drawn from its distribution under the request's sampling."""
+
 
 class DeploymentError(ValueError):
     """Options that no engine can have; the message lists every reason."""
@@ -34,11 +37,13 @@ class Deployment:
     prefix_block: int = 64
     prefix_snapshots: int = 32
     drafts: int = 0
+    draft_sampling: str = "greedy"
 
     def __post_init__(self) -> None:
         checks = [
             _one_of("decode_backend", self.decode_backend, BACKENDS),
             _one_of("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_DTYPES)),
+            _one_of("draft_sampling", self.draft_sampling, DRAFT_SAMPLING),
             _one_of("state_dtype", self.state_dtype, tuple(STATE_DTYPES)),
             *(
                 _at_least(name, getattr(self, name), 1)

@@ -3,66 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Sequence
+from functools import partial
 
-import torch
 from torch import Tensor
 
-from decode_impl.acceptance import Acceptance
 from decode_impl.batch import Chunk
-from decode_impl.drafter.drafter import NO_DRAFT
 from decode_impl.prefix_cache import PrefixCache
+from decode_impl.request import Finish, Request, RequestError
 from decode_impl.runner import ModelRunner, StepResult
 from decode_impl.sampling import SamplingError, SamplingParams
-
-
-class RequestError(ValueError):
-    """A request that this engine can never run, or that it does not know."""
-
-
-class Finish(StrEnum):
-    """Why a request ended; an error's text is in `Request.error`."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
-
-
-@dataclass
-class Request:
-    """One request: its prompt, what it has generated, and where it stands.
-
-    `computed` counts tokens in the caches. `slot` is the first of the request's state slots and `column` says which of
-    them holds the state after `computed` tokens. `drafts` are guesses at what follows, not yet verified.
-    """
-
-    id: str
-    prompt: list[int]
-    max_tokens: int
-    sampling: SamplingParams
-    stop_tokens: frozenset[int]
-    output: list[int] = field(default_factory=list)
-    computed: int = 0
-    slot: int = 0
-    column: int = 0
-    drafts: list[int] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
-    finish: Finish | None = None
-    error: str = ""
-    preemptions: int = 0
-
-    @property
-    def tokens(self) -> list[int]:
-        """Prompt and output so far."""
-        return self.prompt + self.output
-
-    @property
-    def running(self) -> bool:
-        """True while the request owns a slot."""
-        return self.slot != 0
+from decode_impl.speculator import Speculator
 
 
 class Engine:
@@ -79,7 +30,7 @@ class Engine:
         self.prefixes: PrefixCache = runner.parts["prefix_cache"](
             runner.latents, deployment.prefix_block, deployment.prefix_snapshots
         )
-        self.acceptance = Acceptance(deployment.drafts)
+        self.speculator = Speculator(runner)
         self._requests: dict[str, Request] = {}
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -170,7 +121,7 @@ class Engine:
         result = self.runner.execute([chunk for _, chunk in scheduled])
         for (request, chunk), logits in zip(scheduled, result.by_chunk(), strict=True):
             self._advance(request, chunk, logits)
-        self._draft([request for request, _ in scheduled if request.running])
+        self.speculator.draft([request for request, _ in scheduled if request.running])
         return result
 
     def run(self) -> None:
@@ -246,33 +197,34 @@ class Engine:
         else:
             committed = len(chunk.tokens)
             if request.computed + committed == len(request.tokens):
-                self._commit(request, logits[-1], request.computed + committed)
+                self._commit(request, partial(self._sample, request, logits[-1], request.computed + committed))
         self._keep_prefixes(request, chunk, committed, logits)
         request.computed += committed
         if request.finish:
             self._release(request)
 
     def _commit_verified(self, request: Request, chunk: Chunk, logits: Tensor) -> int:
-        """Commit the request's own choice after every token, as long as the next draft was that choice.
-
-        A draft is accepted where it equals the token that would be drawn without drafts, so text never depends on them:
-        for drafts that are certain of themselves this is the standard rejection rule.
-        """
+        """Commit a token after every row, as long as it is the next draft. Returns how many."""
         drafts = chunk.tokens[1:]
         committed = 0
         for row, draft in zip(logits, [*drafts, None], strict=True):
+            choose = partial(self.speculator.choose, request, row, chunk.start + committed + 1, committed, draft)
+            token = self._commit(request, choose)
             committed += 1
-            token = self._commit(request, row, chunk.start + committed)
             if request.finish or token != draft:
                 break
         request.column = committed - 1
-        self.acceptance.count(len(drafts), committed - 1)
+        self.speculator.acceptance.count(len(drafts), committed - 1)
         return committed
 
-    def _commit(self, request: Request, logits: Tensor, position: int) -> int | None:
-        """Choose the token at `position` and end the request where it ends; None if nothing can be chosen."""
+    def _sample(self, request: Request, logits: Tensor, position: int) -> int:
+        token: int = self.runner.parts["sample"](logits, request.sampling, position)
+        return token
+
+    def _commit(self, request: Request, choose: Callable[[], int]) -> int | None:
+        """Choose the next token and end the request where it ends; None if nothing can be chosen."""
         try:
-            token: int = self.runner.parts["sample"](logits, request.sampling, position)
+            token = choose()
         except SamplingError as error:
             request.error, request.finish = str(error), Finish.ERROR
             return None
@@ -294,26 +246,6 @@ class Engine:
             slot = chunk.targets[offset - 1] if chunk.verifies else chunk.slot
             self.prefixes.add(request.tokens[:length], pages, self.runner.states.snapshot(slot))
 
-    def _draft(self, requests: Sequence[Request]) -> None:
-        """Give every decoding request the drafts of its next step, no more than it may still generate."""
-        drafter, drafts = self.runner.drafter, self.runner.deployment.drafts
-        for request in requests:
-            request.drafts = []
-        ready = [
-            r for r in requests if r.output and len(r.tokens) == r.computed + 1 and r.max_tokens > len(r.output) + 1
-        ]
-        if not drafter or not ready:
-            return
-        table = torch.zeros(len(ready), max(len(r.pages) for r in ready), dtype=torch.int64)
-        for row, request in enumerate(ready):
-            table[row, : len(request.pages)] = torch.tensor(request.pages)
-        anchors, places = torch.tensor([r.output[-1] for r in ready]), torch.tensor([r.computed for r in ready])
-        device = drafter.cache.device
-        rows = drafter.draft(anchors.to(device), places.to(device), table.to(device), drafts).tolist()
-        for request, row in zip(ready, rows, strict=True):
-            if NO_DRAFT not in row:
-                request.drafts = row[: request.max_tokens - len(request.output) - 1]
-
     def _preempt(self, request: Request) -> None:
         self._release(request)
         request.computed = 0
@@ -331,4 +263,5 @@ class Engine:
             self.runner.states.release(request.slot)
         for page in request.pages:
             self.runner.latents.release(page)
-        request.slot, request.column, request.pages, request.drafts = 0, 0, [], []
+        request.slot, request.column, request.pages = 0, 0, []
+        request.drafts, request.draft_distributions = [], []

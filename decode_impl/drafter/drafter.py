@@ -1,8 +1,8 @@
-"""A drafter at work beside its target: a paged cache of what it knows, and greedy drafts from it."""
+"""A drafter at work beside its target: a paged cache of what it knows, and drafts from it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -69,6 +69,28 @@ class Drafter:
         anchors: i64 [n], the tokens; indices: i64 [n], their places; block_table: i64 [n, max_pages].
         Returns i64 [n, count]; a request whose logits are not finite gets no drafts: its row is `NO_DRAFT`.
         """
+        return self.propose(anchors, indices, block_table, count, lambda _, logits: logits.argmax(-1))
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        anchors: Tensor,
+        indices: Tensor,
+        block_table: Tensor,
+        count: int,
+        choose: Callable[[int, Tensor], Tensor],
+    ) -> Tensor:
+        """As `draft`, with `choose(row, logits f32 [n, vocab])` picking every row's tokens, i64 [n]."""
+        logits = self._block_logits(anchors, indices, block_table, count)
+        usable = logits.flatten(1).isfinite().all(-1, keepdim=True)
+        logits = logits.masked_fill(~usable[..., None], 0.0)
+        drafts = [anchors]
+        for row in range(count):
+            drafts.append(choose(row, logits[:, row] + self.model.markov_bias(drafts[-1])))
+        return torch.stack(drafts[1:], dim=1).masked_fill(~usable, NO_DRAFT)
+
+    def _block_logits(self, anchors: Tensor, indices: Tensor, block_table: Tensor, count: int) -> Tensor:
+        """Logits f32 [n, count, vocab] of every request's block, before the Markov head."""
         page_size = self.cache.shape[1]
         pages = -(-int(indices.max()) // page_size)
         context = self.cache[block_table[:, :pages]].flatten(1, 2).float()
@@ -79,9 +101,5 @@ class Drafter:
         last = self.latents[page, (indices - 1) % page_size].float()
         embedded = self._embedding[anchors]
         hidden = self.model.block_hidden(embedded[:, None], last[:, None], indices[:, None], context, count)
-        logits = hidden[:, 0] @ self._head.T
-        drafts = [anchors]
-        for row in range(count):
-            drafts.append((logits[:, row] + self.model.markov_bias(drafts[-1])).argmax(-1))
-        usable = logits.flatten(1).isfinite().all(-1, keepdim=True)
-        return torch.stack(drafts[1:], dim=1).masked_fill(~usable, NO_DRAFT)
+        logits: Tensor = hidden[:, 0] @ self._head.T
+        return logits

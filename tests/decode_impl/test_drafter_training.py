@@ -101,7 +101,7 @@ def test_k3_minis_drafter_leaves_its_answers_alone_and_commits_over_3_tokens_a_s
     plain, _ = answers(0, backend)
     drafted, engine = answers(7, backend)
     assert drafted == plain
-    assert engine.acceptance.length > 3
+    assert engine.speculator.acceptance.length > 3
 
 
 def test_the_acceptance_that_training_reports_is_what_the_engine_measures() -> None:
@@ -114,7 +114,7 @@ def test_the_acceptance_that_training_reports_is_what_the_engine_measures() -> N
         answer = torch.arange(text.shape[1])[None] >= len(prompt)
         reported.append(acceptance(drafter, target, text, answer)[7])
     # Steps at an answer's end count by what is left of it in both; a near-tied draft may fall either way.
-    assert sum(reported) / len(reported) == pytest.approx(engine.acceptance.length, rel=0.1)
+    assert sum(reported) / len(reported) == pytest.approx(engine.speculator.acceptance.length, rel=0.1)
 
 
 def test_a_finished_drafter_holds_the_values_that_its_checkpoint_stores(tmp_path: Path) -> None:

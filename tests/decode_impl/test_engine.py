@@ -13,7 +13,8 @@ from torch import Tensor
 
 from decode_impl.batch import Chunk
 from decode_impl.deployment import Deployment
-from decode_impl.engine import Engine, Finish, RequestError
+from decode_impl.engine import Engine
+from decode_impl.request import Finish, RequestError
 from decode_impl.runner import ModelRunner, StepResult
 from decode_impl.sampling import SamplingParams
 from numerics.metrics import root_mean_square

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from scipy.stats import chi2_contingency
 from small_models import SMALL, HandDriven, prompt_of, relative_rms, rounding_noise, runner_of, weights_of
 from test_engine import NEW_TOKENS, PROMPTS, assert_everything_given_back, assert_solo_answer, serve, solo
 from torch import Tensor
@@ -20,8 +21,9 @@ from decode_impl.drafter.checkpoint import load_drafter, save_drafter
 from decode_impl.drafter.config import DrafterConfig, DrafterError
 from decode_impl.drafter.drafter import NO_DRAFT, Drafter
 from decode_impl.drafter.model import DrafterModel, stored_as_mxfp4
-from decode_impl.engine import Engine, Finish
+from decode_impl.engine import Engine
 from decode_impl.parts import PARTS
+from decode_impl.request import Finish
 from decode_impl.runner import GENERIC, SPECIALIZED, ModelRunner
 from decode_impl.sampling import SamplingParams
 from numerics.formats import mxfp4_dequantise, mxfp4_quantise
@@ -147,7 +149,7 @@ def test_greedy_text_with_drafts_is_greedy_text_without(backend: str, drafts: in
     serve(engine)
     for request_id in PROMPTS:
         assert_solo_answer(engine, request_id)
-    accepted = {count for (_, count) in engine.acceptance.steps}
+    accepted = {count for (_, count) in engine.speculator.acceptance.steps}
     assert accepted >= {0, 1, min(drafts, 3)}
     assert_everything_given_back(engine)
     assert (engine.runner.steps[SPECIALIZED] > 0) == (backend != "auto")
@@ -164,6 +166,28 @@ def test_seeded_text_with_drafts_is_seeded_text_without(temperature: float) -> N
         texts.append([engine.request(request_id).output for request_id in PROMPTS])
     same = sum(a == b for a, b in zip(*texts, strict=True))
     assert same >= len(PROMPTS) - 1  # a draw within the rounding of a boundary may fall on the other side
+
+
+def test_text_from_drawn_drafts_is_seeded_and_follows_the_target() -> None:
+    """The drafter here is random, so nearly every draft is replaced: the rest of `p` must carry the text."""
+    prompt, draws = PROMPTS["r2"], 150
+    options = {"max_batch": 8, "max_context": 32, "page_size": 16, "prefix_snapshots": 0, "prefix_block": 16}
+    counts = []
+    for drafts in (0, 1):
+        deployment = Deployment(drafts=drafts, draft_sampling="sampled", **options)
+        engine = Engine(ModelRunner(weights_of(), deployment, drafter=drafter_of() if drafts else None))
+        for seed in range(draws):
+            engine.add(str(seed), prompt, 3, SamplingParams(temperature=0.4, seed=seed))
+        engine.run()
+        counts.append(
+            torch.tensor([engine.request(str(seed)).output[1] for seed in range(draws)]).bincount(minlength=320)
+        )
+        if drafts:
+            assert engine.speculator.acceptance.length < 1.5
+    # Two samples of one distribution: tokens seen often enough, all others together.
+    often = (counts[0] + counts[1]) >= 10
+    table = torch.stack([torch.cat([c[often], c[~often].sum()[None]]) for c in counts])
+    assert chi2_contingency(table[:, table.sum(0) > 0].numpy()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("preempt_at", [4, 9])

@@ -6,8 +6,9 @@ import pytest
 from small_models import SMALL
 
 from decode_impl.deployment import Deployment
-from decode_impl.engine import Engine, Finish
+from decode_impl.engine import Engine
 from decode_impl.random_weights import random_checkpoint
+from decode_impl.request import Finish
 from decode_impl.runner import ModelRunner
 from decode_impl.weights import shard_weights
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from decode_impl.batch import Chunk
-from decode_impl.engine import Engine, Request
+from decode_impl.engine import Engine
 from decode_impl.parts import PARTS, PartTable
+from decode_impl.request import Request
 from decode_impl.runner import ModelRunner, StepResult
 from decode_impl.sampling import SamplingParams
 from numerics.formats import E4M3_NAN, e4m3_decode
