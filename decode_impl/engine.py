@@ -214,6 +214,7 @@ class Engine:
             if request.finish or token != draft:
                 break
         request.column = committed - 1
+        request.verify_steps.append((chunk.start, len(drafts), committed - 1))
         self.speculator.acceptance.count(len(drafts), committed - 1)
         return committed
 

@@ -28,7 +28,8 @@ class Request:
     """One request: its prompt, what it has generated, and where it stands.
 
     `computed` counts tokens in the caches. `slot` is the first of the request's state slots and `column` says which of
-    them holds the state after `computed` tokens. `drafts` are guesses at what follows, not yet verified.
+    them holds the state after `computed` tokens. `drafts` are guesses at what follows, not yet verified;
+    `verify_steps` has (place, drafts, accepted) of every step that verified some.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Request:
     column: int = 0
     drafts: list[int] = field(default_factory=list)
     draft_distributions: list[Tensor] = field(default_factory=list)
+    verify_steps: list[tuple[int, int, int]] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     finish: Finish | None = None
     error: str = ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from validation.targets.schedule import Played, Schedule
+from validation.targets.text import Answer, Ask
 
 if TYPE_CHECKING:
     from validation.faults.base import Fault
@@ -34,6 +35,7 @@ class Capability(StrEnum):
     INJECT_FAULT = "inject a fault"
     RANKS = "ranks"
     SCHEDULE = "play a schedule of requests"
+    DRAFTS = "speculative decoding"
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class ArmConfig:
     tensor_parallel: int = 1
     max_batch: int = 64
     max_context: int = 1024
+    drafts: int = 0
     faults: tuple[Fault, ...] = ()
 
 
@@ -115,6 +118,10 @@ class Arm(Protocol):
         """Play a schedule of requests on an engine of its own; see `validation/targets/schedule.py`."""
         ...
 
+    def answer(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Continue every prompt on an engine, all of them together, with the arm's number of drafts."""
+        ...
+
     def counters(self) -> Counters:
         """Steps and fallbacks since the arm was opened."""
         ...
@@ -132,6 +139,22 @@ class Target(Protocol):
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of `text` under the model's tokenizer, without special tokens."""
+        ...
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        ...
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a chat under the model's chat template, up to where the assistant's answer begins.
+
+        Raises:
+            TargetError: the model has no chat template that can be used.
+        """
+        ...
+
+    def stop_tokens(self) -> list[int]:
+        """Token ids that end an answer."""
         ...
 
     def dims(self) -> Mapping[str, int]:

@@ -18,6 +18,7 @@ from decode_impl.batch import Chunk
 from decode_impl.caches import LatentCache, ScaleError
 from decode_impl.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from decode_impl.deployment import Deployment, DeploymentError
+from decode_impl.drafter.checkpoint import load_drafter
 from decode_impl.drafter.model import DrafterModel
 from decode_impl.embedded import EMBEDDED_MODEL
 from decode_impl.ops import OpTable, call_on_case
@@ -28,7 +29,10 @@ from decode_impl.weights import ModelWeights, shard_weights
 from validation.faults.base import ENGINE, Fault
 from validation.targets.base import ArmConfig, Capability, Case, Counters, ForcedStep, TargetError
 from validation.targets.builtin_schedule import ENGINE_PARTS, caches_of, play
+from validation.targets.builtin_text import answer
+from validation.targets.chat import render_chat
 from validation.targets.schedule import Played, Schedule
+from validation.targets.text import Answer, Ask
 
 
 class BuiltinTarget:
@@ -44,6 +48,8 @@ class BuiltinTarget:
             Capability.INJECT_FAULT,
             Capability.RANKS,
             Capability.SCHEDULE,
+            Capability.GENERATE,
+            Capability.DRAFTS,
         }
     )
 
@@ -97,6 +103,26 @@ class BuiltinTarget:
         """
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a chat under the template of `tokenizer_config.json`."""
+        file = self._folder / "tokenizer_config.json" if self._folder else None
+        if file is None:
+            raise TargetError(f"model {self._checkpoint.config.name} has no folder, and so no chat template")
+        return [int(i) for i in self._tokenizer.encode(render_chat(file, messages), add_special_tokens=False).ids]
+
+    def stop_tokens(self) -> list[int]:
+        """The end-of-sequence token."""
+        return [self._checkpoint.config.eos_token_id]
+
+    @cached_property
+    def _drafter(self) -> DrafterModel | None:
+        folder = self._folder / "drafter" if self._folder else None
+        return load_drafter(folder) if folder and folder.is_dir() else None
+
     @cached_property
     def _tokenizer_digest(self) -> str:
         file = self._folder / "tokenizer.json" if self._folder else None
@@ -129,13 +155,14 @@ class BuiltinTarget:
                 tensor_parallel=config.tensor_parallel,
                 max_batch=config.max_batch,
                 max_context=config.max_context,
+                drafts=config.drafts,
             )
             reasons = self._refusals(deployment)
             if reasons:
                 raise DeploymentError("; ".join(reasons))
             weights = self._weights(config.tensor_parallel)
             paths, parts = with_faults(BUILTIN_PATHS, ENGINE_PARTS, config.faults)
-            runner = ModelRunner(weights, deployment, paths, parts)
+            runner = ModelRunner(weights, deployment, paths, parts, self._drafter if config.drafts else None)
         except ValueError as error:
             raise TargetError(f"arm {config.name}: {error}") from None
         return BuiltinArm(config, runner)
@@ -221,6 +248,10 @@ class BuiltinArm:
         self._runner.steps += runner.steps
         self._runner.fallbacks += runner.fallbacks
         return played
+
+    def answer(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Answer on an engine over this arm's runner, whose caches are free between two calls."""
+        return answer(self._runner, asks)
 
     def counters(self) -> Counters:
         """Steps by path and fallbacks by reason."""

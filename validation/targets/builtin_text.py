@@ -1,0 +1,71 @@
+"""Answering on decode_impl's engine, with an ear at its sampler and an eye on its states."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decode_impl.engine import Engine
+from decode_impl.runner import ModelRunner
+from decode_impl.sampling import SamplingParams
+from validation.targets.text import Answer, Ask, VerifyStep
+
+NORM_EVERY = 64
+"""Places between two readings of a request's state."""
+
+
+def answer(runner: ModelRunner, asks: Sequence[Ask]) -> list[Answer]:
+    """Answer all asks on an engine over `runner`, which nobody else uses meanwhile."""
+    return _Listener(runner, asks).answers()
+
+
+class _Listener:
+    def __init__(self, runner: ModelRunner, asks: Sequence[Ask]) -> None:
+        self._runner, self._asks = runner, asks
+        self._entropies: dict[int, dict[int, float]] = defaultdict(dict)
+        self._norms: dict[str, dict[int, float]] = defaultdict(dict)
+        self._sample = runner.parts["sample"]
+        runner.parts = {**runner.parts, "sample": self._listen}
+        self._engine: Engine = runner.parts["engine"](runner)
+
+    def answers(self) -> list[Answer]:
+        try:
+            for i, ask in enumerate(self._asks):
+                # Greedy requests draw nothing: the seed only tells the listener whose row it hears.
+                sampling = SamplingParams(ask.temperature, ask.top_p, ask.seed)
+                self._engine.add(str(i), ask.prompt, ask.max_tokens, sampling, ask.stop_tokens)
+            while self._engine.step() is not None:
+                self._read_states()
+        finally:
+            self._runner.parts = {**self._runner.parts, "sample": self._sample}
+        return [self._answer(i, ask) for i, ask in enumerate(self._asks)]
+
+    def _listen(self, logits: Tensor, params: SamplingParams, position: int) -> Any:
+        logs = logits.double().log_softmax(-1)
+        self._entropies[params.seed][position] = float(-(logs.exp() * logs).nansum())
+        return self._sample(logits, params, position)
+
+    def _read_states(self) -> None:
+        for i in range(len(self._asks)):
+            request = self._engine.request(str(i))
+            due = request.computed // NORM_EVERY * NORM_EVERY
+            if request.running and request.output and due not in self._norms[request.id]:
+                slot = request.slot + request.column
+                squares = [pool[slot].double().square().sum() for pool in self._runner.states.state.values()]
+                self._norms[request.id][due] = float(torch.stack(squares).sum().sqrt())
+
+    def _answer(self, index: int, ask: Ask) -> Answer:
+        request = self._engine.request(str(index))
+        first, heard = len(ask.prompt), self._entropies[ask.seed]
+        return Answer(
+            tokens=tuple(request.output),
+            finish=str(request.finish),
+            error=request.error,
+            entropies=tuple(heard.get(first + i, float("nan")) for i in range(len(request.output))),
+            verify_steps=[VerifyStep(*step) for step in request.verify_steps],
+            state_norms=dict(self._norms[request.id]),
+        )
