@@ -105,9 +105,9 @@ def test_scripted_drafts_are_verified_and_do_not_change_what_is_decoded() -> Non
     speculative = with_drafts.generate(Schedule((submit, Run()), drafts=3)).traces["r"]
     plain = without.generate(Schedule((submit, Run()))).traces["r"]
     assert speculative.logits.shape == plain.logits.shape
-    # Random weights have near-tied experts: one token may take another one.
+    # Random weights have near-tied experts, of which a token may take another one; a wrong state would spoil every row.
     close = torch.isclose(speculative.logits, plain.logits, rtol=0.0, atol=0.1).all(-1)
-    assert int(close.sum()) >= 16
+    assert int(close.sum()) > len(close) // 2
     assert sum(with_drafts.counters().steps.values()) < sum(without.counters().steps.values())
 
 

@@ -138,6 +138,7 @@ def mutate(
     threads: options.ThreadsOption = None,
     workers: options.WorkersOption = None,
     resume: options.ResumeOption = None,
+    stop_at_first: options.FirstOption = False,
     out: options.OutOption = Path("runs"),
 ) -> int:
     """Put every fault of the catalogue into the candidate, ask the gates, and write the detection matrix.
@@ -164,6 +165,7 @@ def mutate(
         threads=threads,
         workers=workers,
         resume=resume,
+        stop_at_first=stop_at_first,
         out=out,
     )
     return measure_matrix(chosen)

@@ -37,6 +37,7 @@ class MutateOptions:
     threads: int | None
     workers: int | None
     resume: str | None
+    stop_at_first: bool
     out: Path
 
 
@@ -58,7 +59,7 @@ def measure_matrix(options: MutateOptions) -> int:
         gates=gates_named(name, profile, options.gates or None),
         faults=one_of_each(chosen) if smoke else chosen,
         seed=options.seed or 0,
-        first_only=smoke,
+        first_only=smoke or options.stop_at_first,
         command=_command(options),
     )
     set_threads(options.threads)
@@ -95,4 +96,5 @@ def _command(options: MutateOptions) -> tuple[str, ...]:
         words += ["--gate", gate]
     for fault in options.faults:
         words += ["--fault", fault]
+    words += ["--stop-at-first"] if options.stop_at_first else []
     return (*words, "--seed", str(options.seed or 0))

@@ -132,6 +132,14 @@ MarkdownOption = Annotated[
     bool,
     typer.Option("--markdown", help="Print the page docs/faults.md instead.", rich_help_panel=_OUTPUT),
 ]
+FirstOption = Annotated[
+    bool,
+    typer.Option(
+        "--stop-at-first",
+        help="Do not ask costlier gates about a fault that a cheaper one caught.",
+        rich_help_panel=_HOW,
+    ),
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Id of a run in the folder of runs, or the run's own folder.")
 ]

@@ -8,8 +8,9 @@ from typing import Any
 from validation.faults.base import ENGINE, Fault
 from validation.gates.base import Context, Gate, Unit
 
-CELLS_TRIED = 2
-"""Decode cells of the parity gate that a fault is judged on, the cheapest of the profile. A miss is a miss of these."""
+CELLS_TRIED = 1
+"""Decode cells of the parity gate that a fault of an op is judged on, the cheapest of the profile that can show it: a
+cell takes seconds, and the numerics gate is the one that should see such a fault. A miss is a miss of that cell."""
 
 _LIKELY = {
     "state_cache": ("slot-reuse", "page-pressure", "warm-prefix", "one-token-prompts"),

@@ -12,8 +12,8 @@ from torch import Tensor
 from validation.targets.base import Arm, ArmConfig, Case, Counters, ForcedStep, Target
 from validation.targets.schedule import Played, Schedule
 
-_MOST_RESULTS = 4000
-"""Remembered results of ops; a fault needs some hundred at a time."""
+_MOST_BYTES = 256 * 2**20
+"""Remembered results of ops in bytes; the faults of one component share far less."""
 
 
 class SharedTarget:
@@ -47,6 +47,7 @@ class RememberingArm:
         self._arm = arm
         self.config = arm.config
         self._results: dict[bytes, dict[str, Tensor]] = {}
+        self._held = 0
         self._decodes: dict[Any, _Decoded] = {}
         self._played: dict[Schedule, Played] = {}
 
@@ -60,9 +61,11 @@ class RememberingArm:
             return self._arm.run_op(op, case, in_place)
         key = _digest(op, case)
         if key not in self._results:
-            if len(self._results) >= _MOST_RESULTS:
-                self._results.clear()
-            self._results[key] = self._arm.run_op(op, case)
+            outputs = self._arm.run_op(op, case)
+            self._held += sum(x.nbytes for x in outputs.values())
+            if self._held > _MOST_BYTES:
+                self.forget()
+            self._results[key] = outputs
         return dict(self._results[key])
 
     def forced_decode(self, sequences: Sequence[Sequence[int]], prompt_length: int) -> _Decoded:
@@ -88,6 +91,7 @@ class RememberingArm:
     def forget(self) -> None:
         """Drop the results of ops; decodes are few and stay."""
         self._results.clear()
+        self._held = 0
 
 
 class _Decoded:
