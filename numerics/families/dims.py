@@ -54,7 +54,7 @@ K3_SHARD_8: Dims = MappingProxyType(
         "v_head_dim": 128,
         "num_experts": 896,
         "num_experts_per_token": 16,
-        "experts_held": 32,
+        "experts_held": 20,
         "routed_expert_hidden_size": 3584,
         "moe_intermediate_size": 384,
         "shared_intermediate_size": 768,
@@ -65,7 +65,7 @@ K3_SHARD_8: Dims = MappingProxyType(
         "verify_width": 8,
     }
 )
-"""One of 8 ranks of K3 at true widths. Only `experts_held` is reduced (32 of 896): all of them take 1.3
+"""One of 8 ranks of K3 at true widths. Only `experts_held` is reduced (20 of 896): all of them take 1.3
 GB."""
 
 K3_SHARD_16: Dims = MappingProxyType(

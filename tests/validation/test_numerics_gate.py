@@ -56,10 +56,22 @@ def test_a_clean_candidate_passes_on_every_op(seed: int) -> None:
     assert all(worst["ratio"] <= 1 for worst in result.metrics["worst"].values())
 
 
-def test_a_clean_candidate_passes_at_a_true_shard_width() -> None:
+def test_a_clean_candidate_passes_at_a_true_shard_width_with_families_in_turn() -> None:
     result = run("mla_attend", rows=[1], shards=["k3_shard_16"])
     assert result.verdict is Verdict.PASS
-    assert result.metrics["cases"] == 2 * len(FAMILIES["mla_attend"])
+    assert result.metrics["cases"] == len(FAMILIES["mla_attend"]) + 2
+
+
+def test_families_take_turns_so_that_seeds_cover_them_all() -> None:
+    seen = set()
+    for seed in range(len(FAMILIES["rms_norm"])):
+        context = context_of({**SETTINGS, "ops": ["rms_norm"], "rows": [2], "families": "in turn"}, seed=seed)
+        measured = NumericsGate().measure(NumericsGate().plan(context)[0], context)
+        families = [case["family"] for case in measured["cases"]]
+        assert len(families) == 2
+        assert families[0] == "iid"
+        seen.add(families[1])
+    assert seen == set(FAMILIES["rms_norm"]) - {"iid"}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ WIDTHS: dict[str, Dims] = {
 }
 """Per-rank widths of the big model: true ones, and its numbers of heads, ranks, experts and blocks at small widths."""
 
+TRUE_WIDTHS = ("k3_shard_8", "k3_shard_16")
+
 MAX_ROWS = 64
 """Rows of the largest specialised step, drafts included."""
 
@@ -72,8 +74,8 @@ def measure_unit(unit: Unit, context: Context) -> dict[str, Json]:
         drawn = [(unit.params["family"], unit.params["seed"])]
     else:
         seeds = [context.seed * 1000 + repeat for repeat in range(context.settings["seeds"])]
-        total = rows * unit.params.get("verify_width", 1)
-        drawn = [(family, seed) for family in _families(op, total, context) for seed in seeds]
+        turn = _in_turn(width, rows * unit.params.get("verify_width", 1), context.settings["families"])
+        drawn = [(family, seed) for seed in seeds for family in _families(op, rows + seed if turn else None)]
     baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
     cases = [
         {"family": family, "seed": seed}
@@ -83,12 +85,15 @@ def measure_unit(unit: Unit, context: Context) -> dict[str, Json]:
     return {**unit.params, "cases": cases}
 
 
-def _families(op: str, rows: int, context: Context) -> Sequence[str]:
-    """All families of an op, or, for large batches or for all, the plain one and another in turn by rows and seed."""
-    every, turn = FAMILIES[op], context.settings["families"]
-    if turn == "all" or (turn == "in turn for large batches" and rows <= SMALL_BATCH):
-        return every
-    return every[0], every[1 + (rows + context.seed) % (len(every) - 1)]
+def _in_turn(width: str, rows: int, setting: str) -> bool:
+    """Whether only some families are measured: where so set, and at true widths, where a case takes seconds."""
+    return setting == "in turn" or width in TRUE_WIDTHS or (setting != "all" and rows > SMALL_BATCH)
+
+
+def _families(op: str, turn: int | None) -> Sequence[str]:
+    """All families of an op, or the plain one and another, whose turn it is."""
+    every = FAMILIES[op]
+    return every if turn is None or len(every) < 2 else (every[0], every[1 + turn % (len(every) - 1)])
 
 
 def dims_of(width: str, op: str, rows: int, verify_width: int | None, target: Target) -> Dims:

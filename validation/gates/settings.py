@@ -36,6 +36,11 @@ def positive_integer(most: int = 1_000_000) -> Rule:
     return lambda value: None if type(value) is int and 1 <= value <= most else f"1 to {most} is needed"
 
 
+def at_least_zero(most: int = 1_000_000) -> Rule:
+    """One integer from 0 to `most`."""
+    return lambda value: None if type(value) is int and 0 <= value <= most else f"0 to {most} is needed"
+
+
 def positive_number() -> Rule:
     """One number above 0."""
 
