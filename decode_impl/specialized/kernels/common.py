@@ -1,0 +1,151 @@
+"""What the kernels share: elementary functions, launch geometry, and the counters of the split-K reduction.
+
+Triton's `tl.exp` is `ex2.approx(x * log2(e))`, whose relative error grows with |x|; the contract allows 2 ULP. So the
+functions here reduce their argument first. They use no library call, and run under the interpreter as well.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""Whether kernels run under Triton's interpreter (TRITON_INTERPRET=1 at import): it knows no inline PTX."""
+
+MULTIPROCESSORS = 132
+"""CTAs that fill an H200 once. A constant, not a property of the device: it decides reduction orders, hence bits."""
+
+_COUNTERS = 1 << 16
+
+
+@triton.jit
+def f32(x):
+    """To FP32. The interpreter's cast loses BF16's subnormal numbers, so there the bits are moved."""
+    if INTERPRETED and x.dtype == tl.bfloat16:
+        x = (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def bf16(x):
+    """FP32 to BF16, to nearest, ties to even. The interpreter's cast truncates, so there the bits are rounded."""
+    if INTERPRETED:
+        bits = x.to(tl.int32, bitcast=True)
+        near = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), bits)
+        x = (near >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return x.to(tl.bfloat16)
+
+
+@triton.jit
+def dot(a, b, acc):
+    """`acc + a @ b` of BF16 operands in FP32. The interpreter would multiply the operands' bit patterns, hence `f32`."""
+    if INTERPRETED:
+        acc = tl.dot(f32(a), f32(b), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(a, b, acc)
+    return acc
+
+
+@triton.jit
+def exp(x):
+    """e^x in FP32. NaN stays NaN; results below FP32's least normal number are 0.
+
+    The argument is reduced in two steps, so that 2^r sees |r| <= 0.5, and 2^n is applied in two exact halves.
+    """
+    n = tl.floor(x * 1.4426950408889634 + 0.5)
+    r = (x - n * 0.693145751953125) - n * 1.428606765330187e-06
+    half = tl.floor(n * 0.5)
+    inside = tl.exp2(r * 1.4426950408889634) * tl.exp2(half) * tl.exp2(n - half)
+    return tl.where(x < -87.3, 0.0, tl.where(x > 88.7, float("inf"), inside))
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x in FP32 for 1 <= x < 2^126: the fast quotient and one Newton step, without the slow path of `div.rn`."""
+    r = 1.0 / x
+    return r + r * (1.0 - x * r)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x) in FP32, by e^-|x|, which cannot overflow."""
+    e = exp(-tl.abs(x))
+    r = reciprocal(1.0 + e)
+    return tl.where(x < 0, e * r, r)
+
+
+@triton.jit
+def tanh(x):
+    """tanh in FP32: an odd polynomial up to 0.625 (off by 0.1 ULP), above it `1 - 2 / (e^2|x| + 1)`, which cancels nothing.
+
+    The polynomial is a weighted least-squares fit of (tanh(x)/x - 1)/x^2 in x^2, levelled to equal error.
+    """
+    t = x * x
+    p = ((-0.00566078 * t + 0.020602) * t - 0.05372923) * t + 0.13331329
+    p = p * t - 0.33333278
+    size = tl.abs(x)
+    large = 1.0 - 2.0 * reciprocal(exp(2.0 * tl.where(size > 10.0, 10.0, size)) + 1.0)
+    return tl.where(size <= 0.625, x + x * (t * p), tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def situ(gate, up, beta, linear_beta):
+    """`beta tanh(gate/beta) sigmoid(gate) * linear_beta tanh(up/linear_beta)`, FP32, outer constants folded."""
+    saturated = tanh(gate * (1.0 / beta)) * tanh(up * (1.0 / linear_beta))
+    return saturated * sigmoid(gate) * (beta * linear_beta)
+
+
+def padded_rows(rows: int) -> int:
+    """Rows of a matrix-product tile: the batch bin, at least the 16 that a tensor core takes."""
+    return max(16, triton.next_power_of_2(rows))
+
+
+@functools.cache
+def _counters(device: torch.device, stream: int) -> Tensor:
+    return torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+
+
+def counters(like: Tensor, tiles: int) -> Tensor:
+    """Arrival counters of `tiles` output tiles, zero before and after every launch: the last arrival resets its own.
+
+    One array per device and stream, so that kernels which overlap on two streams never share a counter.
+    """
+    if tiles > _COUNTERS:
+        raise ValueError(f"{tiles} output tiles given, {_COUNTERS} are allowed in one launch")
+    stream = torch.cuda.current_stream(like.device).cuda_stream if like.is_cuda else 0
+    return _counters(like.device, stream)
+
+
+@triton.jit
+def to_e4m3(x):
+    """FP32 to E4M3 bytes, to nearest, ties to even, saturating at +-448; NaN becomes a NaN code."""
+    x = tl.minimum(tl.maximum(x, -448.0, tl.PropagateNan.ALL), 448.0, tl.PropagateNan.ALL)
+    if INTERPRETED:
+        return _e4m3_by_bits(x)
+    else:
+        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+
+
+@triton.jit
+def _e4m3_by_bits(x):
+    """The same by integer arithmetic: the interpreter's cast does not carry from the mantissa."""
+    size = tl.abs(x)
+    bits = size.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    subnormal = (size * 512.0 + 8388608.0).to(tl.int32, bitcast=True) & 0xFF
+    code = tl.where(x == x, tl.where(size < 0.015625, subnormal, normal), 0x7F)
+    return (code | tl.where(x.to(tl.int32, bitcast=True) < 0, 0x80, 0)).to(tl.uint8)
+
+
+@triton.jit
+def from_e4m3(x):
+    """E4M3 bytes to BF16, which holds every value."""
+    x = x.to(tl.float8e4nv, bitcast=True)
+    if INTERPRETED:
+        return bf16(x.to(tl.float32))
+    else:
+        return x.to(tl.bfloat16)
