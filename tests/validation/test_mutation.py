@@ -26,6 +26,7 @@ from validation.gates.base import Context
 from validation.gates.parity import ParityGate
 from validation.mutation.document import faults_page
 from validation.mutation.matrix import Matrix, Outcome, Score, row_of
+from validation.mutation.measure import waits
 from validation.mutation.plan import CELLS_TRIED, components_first, units_for
 from validation.mutation.shared import SharedTarget
 from validation.profile import load_profile
@@ -321,3 +322,18 @@ def test_a_fault_without_code_is_a_fault(decodegate: CommandLine, catalogue: Non
     assert isinstance(CATALOGUE["toy.declared"], Fault)
     assert decodegate("faults") == 0
     assert "declared" in decodegate.out
+
+
+@pytest.mark.parametrize(
+    ("gate", "asked", "waiting"),
+    [
+        ("numerics", ("numerics", "parity"), False),
+        ("numerics", ("parity",), False),
+        ("stability", ("numerics", "parity"), True),
+        ("stability", ("numerics", "stability"), False),
+        ("evals", ("stability",), True),
+        ("error", ("costly",), False),
+    ],
+)
+def test_a_fault_of_a_costlier_gate_than_those_asked_waits(gate: str, asked: tuple[str, ...], waiting: bool) -> None:
+    assert waits(replace(COLUMN, gate=gate), asked) is waiting

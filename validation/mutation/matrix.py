@@ -137,8 +137,8 @@ def _outcome(fault: Fault, said: Mapping[str, Json], gates_here: Sequence[str]) 
         return Outcome.CAUGHT, ""
     if ERROR in says:
         return Outcome.ERROR, next(answer["reason"] for answer in said.values() if answer["says"] == ERROR)
-    if fault.gate not in gates_here:
-        return Outcome.GATE_MISSING, f"waits for the gate {fault.gate!r}"
     if not fault.injectable:
         return Outcome.GATE_MISSING, f"waits for the component {fault.component!r}"
-    return (Outcome.MISSED, "") if MISSED in says else (Outcome.GATE_MISSING, f"gate {fault.gate!r} was not asked")
+    if fault.gate not in gates_here:
+        return Outcome.GATE_MISSING, f"waits for the gate {fault.gate!r}, which was not asked or is not here yet"
+    return (Outcome.MISSED, "") if MISSED in says else (Outcome.GATE_MISSING, f"gate {fault.gate!r} cannot see it")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from validation.errors import describe, one_line
 from validation.executor import Failed, measure_unit
-from validation.faults.base import Fault
+from validation.faults.base import GATES_BY_COST, Fault
 from validation.gates.base import Context, Gate, Json, Unit
-from validation.gates.registry import GATES, load_gate
+from validation.gates.registry import load_gate
 from validation.jsonio import unpacked
 from validation.loading import load_faults
 from validation.mutation.plan import can_see, units_for
@@ -45,7 +45,7 @@ class MutationGate:
     def measure(self, unit: Unit, context: Context) -> dict[str, Json]:
         """What every gate says about one fault, or with the id `healthy` about none.
 
-        A fault that waits for a gate which does not exist here costs nothing: nobody is asked.
+        A fault that waits for a costlier gate than those asked costs nothing: nobody is asked.
         """
         if self._shared is None:
             self._shared = SharedTarget(context.target)
@@ -54,7 +54,7 @@ class MutationGate:
         if unit.id == HEALTHY:
             return {gate.name: self._healthy(gate, unit.params["units"][gate.name], context) for gate in gates}
         fault = load_faults()[unit.id]
-        if fault.gate not in GATES:
+        if waits(fault, self.settings):
             return {}
         if fault.component != self._component:
             self._shared.forget()
@@ -90,6 +90,12 @@ class MutationGate:
             return {"says": "PASS", "units": 0, "reason": "no fault needs it", "seconds": 0.0}
         judged = gate.judge(results, context)
         return {"says": str(judged.verdict), "units": len(results), "reason": judged.summary, "seconds": seconds}
+
+
+def waits(fault: Fault, gates: Collection[str]) -> bool:
+    """Whether the gate that should see the fault is costlier than all of these."""
+    cost = {name: place for place, name in enumerate(GATES_BY_COST)}
+    return cost.get(fault.gate, 0) > max(cost.get(name, len(cost)) for name in gates)
 
 
 def asked(gate: Gate, units: Sequence[Unit], context: Context) -> dict[str, Json]:

@@ -63,10 +63,10 @@ def _rank(unit: Unit, likely: Sequence[str]) -> int:
     return likely.index(name) if name in likely else len(likely)
 
 
-def _op_cost(params: Any) -> tuple[bool, int]:
-    """Model width before shard width, and eight rows before more or fewer: one row has no padding, many cost more."""
+def _op_cost(params: Any) -> tuple[bool, bool, int]:
+    """Probes last, model width before shard width, eight rows before more or fewer: one row has no padding."""
     rows = int(params.get("rows", 8))
-    return params.get("width", "model") != "model", abs(rows - 8)
+    return "probe" in params, params.get("width", "model") != "model", abs(rows - 8)
 
 
 def _cell_cost(settings: Any) -> Any:

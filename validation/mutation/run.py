@@ -13,7 +13,7 @@ from validation.errors import RunInterrupted, UsageError
 from validation.executor import Executor, Failed, InProcess
 from validation.faults.base import Fault
 from validation.gates.base import Context, Gate, Json, Unit
-from validation.gates.registry import GATES, by_layer
+from validation.gates.registry import by_layer
 from validation.jsonio import digest, named, pretty
 from validation.mutation.matrix import Matrix, row_of
 from validation.mutation.measure import HEALTHY, MutationGate
@@ -160,5 +160,5 @@ def _matrix(request: MutationRequest, target: Target, run_id: str, said: Mapping
         "target": dict(target.fingerprint()),
         "environment": {"platform": here.platform, "torch": here.torch, "git_commit": here.git_commit},
     }
-    rows = tuple(row_of(fault, said.get(fault.id), [n for n in GATES if n in names]) for fault in request.faults)
+    rows = tuple(row_of(fault, said.get(fault.id), names) for fault in request.faults)
     return Matrix(names, rows, said.get(HEALTHY, {}), about)
