@@ -1,0 +1,218 @@
+"""Split-KV decode attention over the paged latent cache, BF16 or E4M3: one launch for the splits, one for the merge.
+
+- q: bf16 or u8 [n, h, C+R] in the cache's dtype, contiguous in the last axis; cache: [pages, page, C+R], rows at any
+  stride, 64-bit offsets; block_table: i64 [n, max_pages]; lengths: i64 [n], 0 for a padded row.
+- latent: bf16 [n, h, C], fully written; zeros where the length is 0.
+- Read: the first `lengths[i]` keys of row i, nothing else. Verify rows are rows with lengths L, L+1, ...
+- Splits: `contract.split_pages` pages each, of the table's width and the bin alone; the grid does not depend on lengths,
+  so that a captured launch serves every step. A split beyond a row's length ends at once and its partial is never read.
+- A split goes over its keys twice: for its largest score, then for the numerators (the second time from L2), because
+  the contract rounds numerators to BF16 relative to the largest score of the whole split.
+- Rounded to BF16: p, and the latent. Scores in base 2, sums in FP32, by blocks of keys in order; splits are joined in
+  order by their base-2 log-sum-exps.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from decode_impl.specialized.contract import split_pages
+from decode_impl.specialized.kernels.common import INTERPRETED, bf16, dot, from_e4m3
+
+LOG2E = 1.4426950408889634
+_HEADS = 16
+
+
+@triton.jit
+def mla_split_kernel(
+    q_ptr,
+    cache_ptr,
+    table_ptr,
+    lengths_ptr,
+    partial_ptr,
+    lse_ptr,
+    base2_scale,
+    heads,
+    q_row_stride,
+    q_head_stride,
+    page_stride,
+    row_stride,
+    table_stride,
+    PAGE: tl.constexpr,
+    KV_RANK: tl.constexpr,
+    ROPE: tl.constexpr,
+    FP8: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Grid (splits, rows, groups of heads). Keys are the left operand of both products, heads their short side.
+
+    The interpreter cannot loop to a bound that was loaded: it goes over the whole split, whose other blocks are masked.
+    """
+    split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    head = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
+    first = split * SPLIT_KEYS
+    length = tl.load(lengths_ptr + row).to(tl.int32)
+    if first < length:
+        last = tl.minimum(first + SPLIT_KEYS, length)
+        span = last - first
+        c, r, key = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R), tl.arange(0, KEYS)
+        q = q_ptr + row * q_row_stride + tl.minimum(head, heads - 1)[None, :] * q_head_stride
+        q_latent = _load(q + c[:, None], (c < KV_RANK)[:, None], FP8)
+        q_rope = _load(q + KV_RANK + r[:, None], (r < ROPE)[:, None], FP8)
+        table = table_ptr + row * table_stride
+
+        top = tl.full([HEADS], -3.0e38, tl.float32)
+        for start in tl.range(0, SPLIT_KEYS if INTERPRETED else span, KEYS, num_stages=STAGES):
+            position = first + start + key
+            rows = _rows(cache_ptr, table, position, last, page_stride, row_stride, PAGE)
+            latent = _load(rows[:, None] + c[None, :], (position < last)[:, None] & (c < KV_RANK)[None, :], FP8)
+            rope = _load(rows[:, None] + KV_RANK + r[None, :], (position < last)[:, None] & (r < ROPE)[None, :], FP8)
+            scores = _scores(latent, rope, q_latent, q_rope, base2_scale, HEADS, KEYS)
+            top = tl.maximum(top, tl.max(tl.where((position < last)[:, None], scores, -3.0e38), 0))
+
+        total = tl.zeros([HEADS], tl.float32)
+        acc = tl.zeros([BLOCK_C, HEADS], tl.float32)
+        for start in tl.range(0, SPLIT_KEYS if INTERPRETED else span, KEYS, num_stages=STAGES):
+            position = first + start + key
+            rows = _rows(cache_ptr, table, position, last, page_stride, row_stride, PAGE)
+            latent = _load(rows[:, None] + c[None, :], (position < last)[:, None] & (c < KV_RANK)[None, :], FP8)
+            rope = _load(rows[:, None] + KV_RANK + r[None, :], (position < last)[:, None] & (r < ROPE)[None, :], FP8)
+            scores = _scores(latent, rope, q_latent, q_rope, base2_scale, HEADS, KEYS)
+            p = tl.where((position < last)[:, None], tl.exp2(scores - top[None, :]), 0.0)
+            total += tl.sum(p, 0)
+            acc = dot(tl.trans(latent), bf16(p), acc)
+
+        slot = (row * SPLITS + split) * heads + head
+        tl.store(lse_ptr + slot, top + tl.log2(total), mask=head < heads)
+        inside = (c < KV_RANK)[:, None] & (head < heads)[None, :]
+        tl.store(partial_ptr + slot[None, :] * KV_RANK + c[:, None], acc / total[None, :], mask=inside)
+
+
+@triton.jit
+def _rows(cache_ptr, table, position, last, page_stride, row_stride, PAGE: tl.constexpr):
+    """Addresses of the cache rows at `position`, those beyond `last` in page 0 and not to be read."""
+    page = tl.load(table + position // PAGE, mask=position < last, other=0)
+    return cache_ptr + page * page_stride + (position % PAGE) * row_stride
+
+
+@triton.jit
+def _load(pointer, mask, FP8: tl.constexpr):
+    """BF16 values of a tile in the cache's format; zero where masked."""
+    if FP8:
+        return from_e4m3(tl.load(pointer, mask=mask, other=0))
+    else:
+        return tl.load(pointer, mask=mask, other=0.0)
+
+
+@triton.jit
+def _scores(latent, rope, q_latent, q_rope, base2_scale, HEADS: tl.constexpr, KEYS: tl.constexpr):
+    """Base-2 scores of a block of keys, FP32 [KEYS, HEADS]."""
+    scores = dot(rope, q_rope, tl.zeros([KEYS, HEADS], tl.float32))
+    return dot(latent, q_latent, scores) * base2_scale
+
+
+@triton.jit
+def mla_merge_kernel(
+    partial_ptr,
+    lse_ptr,
+    lengths_ptr,
+    out_ptr,
+    value_scale,
+    heads,
+    KV_RANK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Grid (rows, heads)."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tl.arange(0, BLOCK_C)
+    length = tl.load(lengths_ptr + row)
+    lse = lse_ptr + row * SPLITS * heads + head
+    partial = partial_ptr + (row * SPLITS * heads + head) * KV_RANK + c
+    top = -3.0e38
+    for split in tl.static_range(SPLITS):
+        top = tl.maximum(top, tl.load(lse + split * heads, mask=split * SPLIT_KEYS < length, other=-3.0e38))
+    total = tl.zeros([BLOCK_C], tl.float32)
+    weight = 0.0
+    for split in tl.static_range(SPLITS):
+        live = split * SPLIT_KEYS < length
+        share = tl.exp2(tl.load(lse + split * heads, mask=live, other=-3.0e38) - top)
+        x = tl.load(partial + split * heads * KV_RANK, mask=live & (c < KV_RANK), other=0.0)
+        total += x * tl.where(live, share, 0.0)
+        weight += tl.where(live, share, 0.0)
+    latent = tl.where(length > 0, total / tl.where(length > 0, weight, 1.0) * value_scale, 0.0)
+    tl.store(out_ptr + (row * heads + head) * KV_RANK + c, bf16(latent), mask=c < KV_RANK)
+
+
+def mla_attend(
+    *,
+    q: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    softmax_scale: float,
+    q_scale: float,
+    k_scale: float,
+    kv_rank: int,
+) -> Tensor:
+    """Attention output in the latent space, bf16 [n, h, C]. Contract: module docstring."""
+    rows, heads, width = q.shape
+    page, max_pages = cache.shape[1], block_table.shape[1]
+    fp8 = cache.dtype == torch.uint8
+    pages = split_pages(max_pages, rows)
+    splits, rope = -(-max_pages // pages), width - kv_rank
+    partials = torch.empty(rows, splits, heads, kv_rank, dtype=torch.float32, device=q.device)
+    lse = torch.empty(rows, splits, heads, dtype=torch.float32, device=q.device)
+    latent = torch.empty(rows, heads, kv_rank, dtype=torch.bfloat16, device=q.device)
+    block_c = max(16, triton.next_power_of_2(kv_rank))
+    mla_split_kernel[splits, rows, triton.cdiv(heads, _HEADS)](
+        q,
+        cache,
+        block_table,
+        lengths,
+        partials,
+        lse,
+        softmax_scale * LOG2E * (q_scale * k_scale if fp8 else 1.0),
+        heads,
+        q.stride(0),
+        q.stride(1),
+        cache.stride(0),
+        cache.stride(1),
+        block_table.stride(0),
+        PAGE=page,
+        KV_RANK=kv_rank,
+        ROPE=rope,
+        FP8=fp8,
+        SPLITS=splits,
+        SPLIT_KEYS=pages * page,
+        HEADS=_HEADS,
+        BLOCK_C=block_c,
+        BLOCK_R=max(16, triton.next_power_of_2(rope)),
+        KEYS=32 if fp8 else 64,
+        STAGES=2,
+        num_warps=8,
+    )
+    mla_merge_kernel[rows, heads](
+        partials,
+        lse,
+        lengths,
+        latent,
+        k_scale if fp8 else 1.0,
+        heads,
+        KV_RANK=kv_rank,
+        SPLITS=splits,
+        SPLIT_KEYS=pages * page,
+        BLOCK_C=block_c,
+        num_warps=4,
+    )
+    return latent
