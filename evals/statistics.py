@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import norm, t
+from scipy.stats import binomtest, norm, t
 
 
 @dataclass(frozen=True)
@@ -48,3 +48,17 @@ def bootstrap_mean(values: Sequence[float], alpha: float, seed: int, resamples: 
     tail = norm.cdf(math.sqrt(data.size / (data.size - 1)) * t.ppf(alpha, data.size - 1))
     lower, upper = np.quantile(means, [tail, 1 - tail])
     return Interval(mean, float(lower), float(upper), alpha, int(data.size))
+
+
+def mcnemar_worse(lost: int, gained: int) -> float:
+    """Exact one-sided p-value that paired outcomes got worse: `lost` pairs went from good to bad, `gained` back.
+
+    Pairs that agree say nothing. Under no change each discordant pair falls either way with probability 1/2.
+
+    Raises:
+        ValueError: a negative count.
+    """
+    if lost < 0 or gained < 0:
+        raise ValueError(f"{lost} lost and {gained} gained pairs, counts >= 0 are needed")
+    discordant = lost + gained
+    return float(binomtest(lost, discordant, 0.5, alternative="greater").pvalue) if discordant else 1.0

@@ -30,7 +30,10 @@ MAX_ROWS = 64
 KDA_HEAD_ROWS = 32
 """Rows times KDA heads of a case at model width, at most: states are the costly part, and heads do not interact."""
 
-SMALL_BATCH = 8
+RANKS = (8, 1, 2, 4, 16)
+"""Ranks of a case at model width, in turn by its rows."""
+
+SMALL_BATCH = 4
 """Rows up to which a batch is not large."""
 
 
@@ -101,6 +104,8 @@ def dims_of(width: str, op: str, rows: int, verify_width: int | None, target: Ta
     dims = dict(_model_dims(target) if width == MODEL else WIDTHS[width])
     if verify_width is not None:
         dims["verify_width"] = verify_width
+    if width == MODEL:
+        dims["ranks"] = RANKS[rows % len(RANKS)]
     if width == MODEL and op in ("kda_step", "kda_verify"):
         most = KDA_HEAD_ROWS // (rows * (verify_width or 1))
         dims["kda_num_heads"] = max(1, min(dims["kda_num_heads"], most))
@@ -159,7 +164,6 @@ def _model_dims(target: Target) -> Dims:
         "experts_held": min(d["num_experts"], 32),
         "shared_intermediate_size": d["num_shared_experts"] * d["moe_intermediate_size"],
         "attn_res_blocks": -(-d["num_hidden_layers"] // d["attn_res_block_size"]),
-        "ranks": 8,
         "page_size": 16,
         "projection_size": 320,
     }
