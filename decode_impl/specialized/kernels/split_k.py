@@ -57,18 +57,26 @@ class SkinnyPlan:
 def skinny_plan(rows: int, columns: int, *outputs: int, block_n: int = 64) -> SkinnyPlan:
     """Cut `outputs` (weight rows, one entry per weight of the launch) times `columns` (K) into tiles and slices.
 
-    Slices are whole K blocks, as few slices as fill the multiprocessors twice, and equal where K allows it.
+    Slices are whole K blocks.
     """
     padded = padded_rows(batch_bin(rows))
     block_k = min(128, max(32, triton.next_power_of_2(columns)))
     tiles = sum(-(-n // block_n) for n in outputs)
     blocks = -(-columns // block_k)
+    splits, per_slice = slices(tiles, blocks)
+    stages = 5 if padded <= 16 else 4 if padded <= 32 else 3
+    return SkinnyPlan(padded, block_n, block_k, tiles, splits, per_slice * block_k, stages)
+
+
+def slices(tiles: int, blocks: int) -> tuple[int, int]:
+    """Slices of K, and K blocks of each, for `tiles` output tiles of `blocks` K blocks.
+
+    As few slices as fill the multiprocessors twice, of two blocks or more, and equal ones where the blocks allow it.
+    """
     wanted = min(_MAX_SPLITS, max(1, blocks // 2), -(-_WAVES * MULTIPROCESSORS // tiles))
     splits = next((s for s in range(wanted, _MAX_SPLITS + 1) if blocks % s == 0), wanted)
     per_slice = -(-blocks // splits)
-    splits = -(-blocks // per_slice)
-    stages = 5 if padded <= 16 else 4 if padded <= 32 else 3
-    return SkinnyPlan(padded, block_n, block_k, tiles, splits, per_slice * block_k, stages)
+    return -(-blocks // per_slice), per_slice
 
 
 @triton.jit

@@ -1,0 +1,274 @@
+"""Routed experts in MXFP4, W4A16: grouping, FC1 with SiTU, FC2, sum over slots. Three launches for one row, four above.
+
+- z: bf16 [n, L], rows at any stride; ids: i64 [n, k], distinct within a row; weights: f32 [n, k].
+- w13: codes u8 [E, 2I, L/2], gate rows first, scales u8 [E, 2I, L/32]; w2: [E, L, I'/2] and [E, L, I'/32], I' >= I;
+  columns of w2 beyond I are never read, nor is an expert that no row chose.
+- latent: bf16 [n, L], fully written.
+- Scratch: hidden bf16 [n*k, I]; results bf16 [n*k, L]; FC1's split-K partials where few tokens would leave
+  multiprocessors idle.
+- Rounded to BF16: hidden, each slot's result, and the latent. The sum over slots is FP32, in slot order.
+- A *pair* is one slot of one row. Pairs of one expert are computed together, 16 to a block, so that its weights are read
+  once per block: the order is by expert, then by pair. Who else is in a block changes no bit of a pair.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from decode_impl.mxfp4 import MXFP4Weight
+from decode_impl.specialized.contract import batch_bin
+from decode_impl.specialized.kernels.common import bf16, counters, f32, situ
+from decode_impl.specialized.kernels.mxfp4 import mxfp4_dot
+from decode_impl.specialized.kernels.split_k import arrived_last, collect, publish, slices
+
+_PAIRS = 16
+_BLOCK_N = 64
+_BLOCK_K = 128
+
+
+@triton.jit
+def group_kernel(ids_ptr, order_ptr, work_ptr, pairs, ALL: tl.constexpr, OWN: tl.constexpr, PAIRS: tl.constexpr):
+    """Grid (pairs / OWN,). A stable counting sort: each pair counts those before it.
+
+    order[i]: the pair at sorted place i. work[i]: pairs of the block that begins there, 0 where none begins.
+    """
+    every = tl.arange(0, ALL)
+    own = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    all_ids = tl.load(ids_ptr + every, mask=every < pairs, other=1 << 30).to(tl.int32)
+    own_ids = tl.load(ids_ptr + own, mask=own < pairs, other=1 << 30).to(tl.int32)
+    same = all_ids[None, :] == own_ids[:, None]
+    rank = tl.sum((same & (every[None, :] < own[:, None])).to(tl.int32), 1)
+    place = rank + tl.sum((all_ids[None, :] < own_ids[:, None]).to(tl.int32), 1)
+    left = tl.sum(same.to(tl.int32), 1) - rank
+    tl.store(order_ptr + place, own, mask=own < pairs)
+    work = tl.where(rank % PAIRS == 0, tl.minimum(left, PAIRS), 0)
+    tl.store(work_ptr + place, work, mask=own < pairs)
+
+
+@triton.jit
+def _block(order_ptr, work_ptr, place, PAIRS: tl.constexpr, GROUPED: tl.constexpr):
+    """Number of pairs of the block at `place`, and the pairs; those beyond the number repeat the first."""
+    i = tl.arange(0, PAIRS)
+    if GROUPED:
+        count = tl.load(work_ptr + place)
+        pair = tl.load(order_ptr + place + tl.where(i < count, i, 0))
+    else:
+        count = 1
+        pair = i * 0 + place
+    return count, pair
+
+
+@triton.jit
+def fc1_kernel(
+    z_ptr,
+    ids_ptr,
+    order_ptr,
+    work_ptr,
+    codes_ptr,
+    scale_ptr,
+    hidden_ptr,
+    part_ptr,
+    counter_ptr,
+    beta,
+    linear_beta,
+    z_stride,
+    width,
+    latent,
+    TOP_K: tl.constexpr,
+    GROUPED: tl.constexpr,
+    TILES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SLICE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Grid (tiles of I, splits of L, blocks): gate and up rows of a tile together, for the SiTU that joins them."""
+    tile, split, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count, pair = _block(order_ptr, work_ptr, place, PAIRS, GROUPED)
+    if count > 0:
+        expert = tl.load(ids_ptr + tl.max(tl.where(tl.arange(0, PAIRS) == 0, pair, 0)))
+        n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        row = tl.minimum(n, width - 1)
+        gate_row, up_row = expert * (2 * width) + row, expert * (2 * width) + width + row
+        kb, ks, k = tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // 32), tl.arange(0, BLOCK_K)
+        first = split * SLICE
+        gate_codes = codes_ptr + gate_row[:, None] * (latent // 2) + first // 2 + kb[None, :]
+        up_codes = codes_ptr + up_row[:, None] * (latent // 2) + first // 2 + kb[None, :]
+        gate_scale = scale_ptr + gate_row[:, None] * (latent // 32) + first // 32 + ks[None, :]
+        up_scale = scale_ptr + up_row[:, None] * (latent // 32) + first // 32 + ks[None, :]
+        z = z_ptr + (pair // TOP_K).to(tl.int64)[None, :] * z_stride + first + k[:, None]
+        gate = tl.zeros([BLOCK_N, PAIRS], tl.float32)
+        up = tl.zeros([BLOCK_N, PAIRS], tl.float32)
+        x = tl.load(z, mask=(first + k < latent)[:, None], other=0.0)
+        for start in tl.range(0, SLICE, BLOCK_K, num_stages=STAGES):
+            at = first + start
+            codes_in, scale_in = (at // 2 + kb < latent // 2)[None, :], (at // 32 + ks < latent // 32)[None, :]
+            g = tl.load(gate_codes + start // 2, mask=codes_in, other=0)
+            gs = tl.load(gate_scale + start // 32, mask=scale_in, other=0)
+            u = tl.load(up_codes + start // 2, mask=codes_in, other=0)
+            us = tl.load(up_scale + start // 32, mask=scale_in, other=0)
+            # The next rows are fetched while these are multiplied.
+            ahead = tl.load(z + start + BLOCK_K, mask=(at + BLOCK_K + k < latent)[:, None], other=0.0)
+            gate = mxfp4_dot(g, gs, x, gate, BLOCK_N, BLOCK_K)
+            up = mxfp4_dot(u, us, x, up, BLOCK_N, BLOCK_K)
+            x = ahead
+        if SPLITS == 1:
+            _store_hidden(gate, up, hidden_ptr, pair, count, n, width, beta, linear_beta, PAIRS)
+        else:
+            at = place * TILES + tile
+            publish(gate, count, part_ptr, 2 * at, split, PAIRS, BLOCK_N, SPLITS)
+            publish(up, count, part_ptr, 2 * at + 1, split, PAIRS, BLOCK_N, SPLITS)
+            if arrived_last(counter_ptr, at, SPLITS):
+                gate = collect(count, part_ptr, 2 * at, PAIRS, BLOCK_N, SPLITS)
+                up = collect(count, part_ptr, 2 * at + 1, PAIRS, BLOCK_N, SPLITS)
+                _store_hidden(gate, up, hidden_ptr, pair, count, n, width, beta, linear_beta, PAIRS)
+
+
+@triton.jit
+def _store_hidden(gate, up, hidden_ptr, pair, count, n, width, beta, linear_beta, PAIRS: tl.constexpr):
+    inside = (tl.arange(0, PAIRS) < count)[None, :] & (n < width)[:, None]
+    hidden = hidden_ptr + pair.to(tl.int64)[None, :] * width + n[:, None]
+    tl.store(hidden, bf16(situ(gate, up, beta, linear_beta)), mask=inside)
+
+
+@triton.jit
+def fc2_kernel(
+    hidden_ptr,
+    ids_ptr,
+    order_ptr,
+    work_ptr,
+    codes_ptr,
+    scale_ptr,
+    result_ptr,
+    code_stride,
+    scale_stride,
+    latent,
+    WIDTH: tl.constexpr,
+    GROUPED: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Grid (tiles of L, blocks)."""
+    tile, place = tl.program_id(0), tl.program_id(1)
+    count, pair = _block(order_ptr, work_ptr, place, PAIRS, GROUPED)
+    if count > 0:
+        expert = tl.load(ids_ptr + tl.max(tl.where(tl.arange(0, PAIRS) == 0, pair, 0)))
+        n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        row = expert * latent + tl.minimum(n, latent - 1)
+        kb, ks, k = tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // 32), tl.arange(0, BLOCK_K)
+        hidden = hidden_ptr + pair.to(tl.int64)[None, :] * WIDTH + k[:, None]
+        acc = tl.zeros([BLOCK_N, PAIRS], tl.float32)
+        for start in tl.range(0, WIDTH, BLOCK_K, num_stages=STAGES):
+            codes = tl.load(
+                codes_ptr + row[:, None] * code_stride + start // 2 + kb[None, :],
+                mask=(start + 2 * kb < WIDTH)[None, :],
+                other=0,
+            )
+            scale = tl.load(
+                scale_ptr + row[:, None] * scale_stride + start // 32 + ks[None, :],
+                mask=(start + 32 * ks < WIDTH)[None, :],
+                other=0,
+            )
+            x = tl.load(hidden + start, mask=(start + k < WIDTH)[:, None], other=0.0)
+            acc = mxfp4_dot(codes, scale, x, acc, BLOCK_N, BLOCK_K)
+        inside = (tl.arange(0, PAIRS) < count)[None, :] & (n < latent)[:, None]
+        tl.store(result_ptr + pair.to(tl.int64)[None, :] * latent + n[:, None], bf16(acc), mask=inside)
+
+
+@triton.jit
+def slots_kernel(result_ptr, weights_ptr, out_ptr, weights_stride, latent, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (rows, tiles of L): the weighted sum over slots, in slot order."""
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < latent
+    total = tl.zeros([BLOCK], tl.float32)
+    for slot in tl.static_range(TOP_K):
+        x = f32(tl.load(result_ptr + (row * TOP_K + slot) * latent + i, mask=inside, other=0.0))
+        total += x * tl.load(weights_ptr + row * weights_stride + slot)
+    tl.store(out_ptr + row * latent + i, bf16(total), mask=inside)
+
+
+def experts(
+    *,
+    z: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: MXFP4Weight,
+    w2: MXFP4Weight,
+    beta: float,
+    linear_beta: float,
+) -> Tensor:
+    """This rank's share of the routed experts, bf16 [n, L]. Contract: module docstring."""
+    rows, latent = z.shape
+    top_k, width = ids.shape[1], w13.out_features // 2
+    out = torch.empty(rows, latent, dtype=torch.bfloat16, device=z.device)
+    if not width:
+        return out.zero_()
+    pairs, ids, grouped = rows * top_k, ids.contiguous(), rows > 1
+    order = torch.empty(pairs if grouped else 0, dtype=torch.int32, device=z.device)
+    work = torch.empty_like(order)
+    if grouped:
+        group_kernel[triton.cdiv(pairs, 16),](
+            ids, order, work, pairs, ALL=triton.next_power_of_2(pairs), OWN=16, PAIRS=_PAIRS, num_warps=4
+        )
+    hidden = torch.empty(pairs, width, dtype=torch.bfloat16, device=z.device)
+    tiles = triton.cdiv(width, _BLOCK_N)
+    splits, per_slice = slices(tiles * batch_bin(rows) * top_k, triton.cdiv(latent, _BLOCK_K))
+    size = pairs * tiles * 2 * splits * _PAIRS * _BLOCK_N if splits > 1 else 0
+    fc1_kernel[tiles, splits, pairs](
+        z,
+        ids,
+        order,
+        work,
+        w13.packed,
+        w13.scale,
+        hidden,
+        torch.empty(size, dtype=torch.float32, device=z.device),
+        counters(z, pairs * tiles),
+        beta,
+        linear_beta,
+        z.stride(0),
+        width,
+        latent,
+        TOP_K=top_k,
+        GROUPED=grouped,
+        TILES=tiles,
+        PAIRS=_PAIRS,
+        BLOCK_N=_BLOCK_N,
+        BLOCK_K=_BLOCK_K,
+        SPLITS=splits,
+        SLICE=per_slice * _BLOCK_K,
+        STAGES=4,
+        num_warps=4,
+    )
+    results = torch.empty(pairs, latent, dtype=torch.bfloat16, device=z.device)
+    fc2_kernel[triton.cdiv(latent, _BLOCK_N), pairs](
+        hidden,
+        ids,
+        order,
+        work,
+        w2.packed,
+        w2.scale,
+        results,
+        w2.packed.stride(1),
+        w2.scale.stride(1),
+        latent,
+        WIDTH=width,
+        GROUPED=grouped,
+        PAIRS=_PAIRS,
+        BLOCK_N=_BLOCK_N,
+        BLOCK_K=128 if width % 128 == 0 else 64,
+        STAGES=4,
+        num_warps=4,
+    )
+    block = 256
+    slots_kernel[rows, triton.cdiv(latent, block)](
+        results, weights, out, weights.stride(0), latent, TOP_K=top_k, BLOCK=block, num_warps=2
+    )
+    return out
