@@ -30,9 +30,11 @@ class MutationGate:
     """Faults as units, so that the processes and folders of an ordinary run carry them.
 
     `settings` holds the settings of every gate asked; `first_only` stops at the first gate that catches a fault.
+    `target` is opened through one shared wrapper of a process: the target of a unit's context remembers every arm.
     """
 
     settings: Mapping[str, Mapping[str, Json]]
+    target: Target
     first_only: bool = False
     name: str = "mutate"
     layer: int = 0
@@ -48,7 +50,7 @@ class MutationGate:
         A fault that waits for a costlier gate than those asked costs nothing: nobody is asked.
         """
         if self._shared is None:
-            self._shared = SharedTarget(context.target)
+            self._shared = SharedTarget(self.target)
         context = replace(context, target=cast(Target, self._shared))
         gates = [load_gate(name) for name in self.settings]
         if unit.id == HEALTHY:

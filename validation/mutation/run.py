@@ -83,7 +83,7 @@ def _said(
     """What the gates say by fault, kept results first used; under HEALTHY what they say without one."""
     gates = by_layer(list(request.gates))
     settings = {gate.name: request.profile.gates[gate.name] for gate in gates}
-    gate = MutationGate(settings, request.first_only)
+    gate = MutationGate(settings, target, request.first_only)
     context = Context(
         target=target,
         baseline=request.profile.baseline.arm("baseline"),
