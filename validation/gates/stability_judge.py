@@ -172,7 +172,7 @@ def _norms(unit: str, result: Figures, alpha: float, seed: int) -> Iterator[Find
 
 
 def _norm_distance(reference: Figures, other: Figures) -> float:
-    """Largest |log ratio| of state norms at shared places."""
+    """Largest |log ratio| of state norms at shared places; with other drafts accepted few places are shared."""
     norms = dict(map(tuple, reference["norms"]))
     shared = [(norms[place], norm) for place, norm in map(tuple, other["norms"]) if norms.get(place)]
     return max((abs(math.log(b / a)) if b > 0 else math.inf for a, b in shared), default=0.0)

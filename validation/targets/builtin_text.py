@@ -15,7 +15,7 @@ from decode_impl.sampling import SamplingParams
 from validation.targets.text import Answer, Ask, VerifyStep
 
 NORM_EVERY = 64
-"""Places between two readings of a request's state."""
+"""Least places between two readings of a request's state."""
 
 
 def answer(runner: ModelRunner, asks: Sequence[Ask]) -> list[Answer]:
@@ -52,11 +52,11 @@ class _Listener:
     def _read_states(self) -> None:
         for i in range(len(self._asks)):
             request = self._engine.request(str(i))
-            due = request.computed // NORM_EVERY * NORM_EVERY
-            if request.running and request.output and due not in self._norms[request.id]:
+            norms = self._norms[request.id]
+            if request.running and request.output and request.computed - max(norms, default=-NORM_EVERY) >= NORM_EVERY:
                 slot = request.slot + request.column
                 squares = [pool[slot].double().square().sum() for pool in self._runner.states.state.values()]
-                self._norms[request.id][due] = float(torch.stack(squares).sum().sqrt())
+                norms[request.computed] = float(torch.stack(squares).sum().sqrt())
 
     def _answer(self, index: int, ask: Ask) -> Answer:
         request = self._engine.request(str(index))
