@@ -21,7 +21,7 @@ def product_inputs(draw: Draw, family: str, rows: int, K: int, *out: int) -> tup
     BF16, or rounding between partial sums, is gross (the result is about 1/50 of its terms).
     """
     x = draw.bf16(rows, K)
-    weights = [draw.bf16(N, K, std=K**-0.5) for N in out]
+    weights = [draw.bf16(N, K, std=max(K, 1) ** -0.5) for N in out]
     if family == "cancelling":
         half = K // 2
         x[:, half : 2 * half] = x[:, :half]
@@ -88,11 +88,13 @@ def attn_res(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
 
 
 def output_mix(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
-    """`block_write`: the output starts a new prefix; the old one, garbage here, must not be read."""
+    """`block_write`: the output starts a new prefix; the old one, garbage here, must not be read. `idle_rank`: the last
+    of several ranks owns no heads, so its input has no columns."""
     ranks, K, H = dims["ranks"], dims["num_attention_heads"] * dims["v_head_dim"], dims["hidden_size"]
     case = _mix_inputs(draw, dims, family, rows)
     for r in range(ranks):
-        x, (W,) = product_inputs(draw, family, rows, K, H)
+        idle = family == "idle_rank" and 0 < r == ranks - 1
+        x, (W,) = product_inputs(draw, family, rows, 0 if idle else K, H)
         case |= {f"y.{r}": x, f"weight.{r}": W}
     case["replace_prefix"] = family == "block_write"
     if case["replace_prefix"]:
@@ -127,5 +129,5 @@ FAMILIES = {
     "rms_norm": ("iid", "outliers", "faint", "subnormals"),
     "all_reduce": ("iid", "cancelling", "subnormals"),
     "attn_res": ("iid", "peaked", "equal_sources", "first_layer", "full", "final", "faint", "subnormals"),
-    "output_mix": ("iid", "block_write", "full", "cancelling", "faint", "subnormals"),
+    "output_mix": ("iid", "block_write", "full", "idle_rank", "cancelling", "faint", "subnormals"),
 }

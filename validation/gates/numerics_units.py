@@ -33,7 +33,7 @@ KDA_HEAD_ROWS = 32
 RANKS = (8, 1, 2, 4, 16)
 """Ranks of a case at model width, in turn by its rows."""
 
-SMALL_BATCH = 4
+SMALL_BATCH = 2
 """Rows up to which a batch is not large."""
 
 
