@@ -55,6 +55,7 @@ class ArmSection(_Section):
     tensor_parallel: int = Field(default=1, ge=1)
     max_batch: int = Field(default=64, ge=1)
     max_context: int = Field(default=1024, ge=1)
+    drafts: int = Field(default=0, ge=0)
 
     def arm(self, name: str) -> ArmConfig:
         """The arm of this name, without faults."""
