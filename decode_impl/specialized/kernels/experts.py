@@ -26,7 +26,7 @@ from decode_impl.specialized.kernels.split_k import arrived_last, collect, publi
 
 _PAIRS = 16
 _BLOCK_N = 64
-_BLOCK_K = 128
+_BLOCK_K = 64
 
 
 @triton.jit
