@@ -26,7 +26,7 @@ from decode_impl.specialized.kernels.split_k import arrived_last, collect, publi
 
 _PAIRS = 16
 _BLOCK_N = 64
-_BLOCK_K = 64
+_BLOCK_K = 128
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def fc1_kernel(
     linear_beta,
     z_stride,
     width,
-    latent,
+    LATENT: tl.constexpr,
     TOP_K: tl.constexpr,
     GROUPED: tl.constexpr,
     TILES: tl.constexpr,
@@ -87,50 +87,84 @@ def fc1_kernel(
     SLICE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Grid (tiles of I, splits of L, blocks): gate and up rows of a tile together, for the SiTU that joins them."""
+    """Grid (tiles of BLOCK_N / 2 hidden columns, splits of L, blocks). A tile alternates rows of gate and up."""
     tile, split, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count, pair = _block(order_ptr, work_ptr, place, PAIRS, GROUPED)
     if count > 0:
-        expert = tl.load(ids_ptr + tl.max(tl.where(tl.arange(0, PAIRS) == 0, pair, 0)))
-        n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        row = tl.minimum(n, width - 1)
-        gate_row, up_row = expert * (2 * width) + row, expert * (2 * width) + width + row
-        kb, ks, k = tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // 32), tl.arange(0, BLOCK_K)
-        first = split * SLICE
-        gate_codes = codes_ptr + gate_row[:, None] * (latent // 2) + first // 2 + kb[None, :]
-        up_codes = codes_ptr + up_row[:, None] * (latent // 2) + first // 2 + kb[None, :]
-        gate_scale = scale_ptr + gate_row[:, None] * (latent // 32) + first // 32 + ks[None, :]
-        up_scale = scale_ptr + up_row[:, None] * (latent // 32) + first // 32 + ks[None, :]
-        z = z_ptr + (pair // TOP_K).to(tl.int64)[None, :] * z_stride + first + k[:, None]
-        gate = tl.zeros([BLOCK_N, PAIRS], tl.float32)
-        up = tl.zeros([BLOCK_N, PAIRS], tl.float32)
-        x = tl.load(z, mask=(first + k < latent)[:, None], other=0.0)
-        for start in tl.range(0, SLICE, BLOCK_K, num_stages=STAGES):
-            at = first + start
-            codes_in, scale_in = (at // 2 + kb < latent // 2)[None, :], (at // 32 + ks < latent // 32)[None, :]
-            g = tl.load(gate_codes + start // 2, mask=codes_in, other=0)
-            gs = tl.load(gate_scale + start // 32, mask=scale_in, other=0)
-            u = tl.load(up_codes + start // 2, mask=codes_in, other=0)
-            us = tl.load(up_scale + start // 32, mask=scale_in, other=0)
-            # The next rows are fetched while these are multiplied.
-            ahead = tl.load(z + start + BLOCK_K, mask=(at + BLOCK_K + k < latent)[:, None], other=0.0)
-            gate = mxfp4_dot(g, gs, x, gate, BLOCK_N, BLOCK_K)
-            up = mxfp4_dot(u, us, x, up, BLOCK_N, BLOCK_K)
-            x = ahead
+        i = tl.arange(0, BLOCK_N)
+        n = tl.minimum(tile * (BLOCK_N // 2) + i // 2, width - 1) + (i % 2) * width
+        row = _expert(ids_ptr, pair, PAIRS) * (2 * width) + n
+        k = split * SLICE + tl.arange(0, BLOCK_K)
+        z = z_ptr + (pair // TOP_K).to(tl.int64)[None, :] * z_stride + k[:, None]
+        acc = _product(
+            z, codes_ptr, scale_ptr, row, split * SLICE, SLICE, LATENT, LATENT // 2, LATENT // 32, PAIRS, BLOCK_N,
+            BLOCK_K, STAGES, LATENT == SLICE * SPLITS,
+        )  # fmt: skip
         if SPLITS == 1:
-            _store_hidden(gate, up, hidden_ptr, pair, count, n, width, beta, linear_beta, PAIRS)
+            _store_hidden(acc, hidden_ptr, pair, count, tile, width, beta, linear_beta, PAIRS, BLOCK_N)
         else:
             at = place * TILES + tile
-            publish(gate, count, part_ptr, 2 * at, split, PAIRS, BLOCK_N, SPLITS)
-            publish(up, count, part_ptr, 2 * at + 1, split, PAIRS, BLOCK_N, SPLITS)
+            publish(acc, count, part_ptr, at, split, PAIRS, BLOCK_N, SPLITS)
             if arrived_last(counter_ptr, at, SPLITS):
-                gate = collect(count, part_ptr, 2 * at, PAIRS, BLOCK_N, SPLITS)
-                up = collect(count, part_ptr, 2 * at + 1, PAIRS, BLOCK_N, SPLITS)
-                _store_hidden(gate, up, hidden_ptr, pair, count, n, width, beta, linear_beta, PAIRS)
+                acc = collect(count, part_ptr, at, PAIRS, BLOCK_N, SPLITS)
+                _store_hidden(acc, hidden_ptr, pair, count, tile, width, beta, linear_beta, PAIRS, BLOCK_N)
 
 
 @triton.jit
-def _store_hidden(gate, up, hidden_ptr, pair, count, n, width, beta, linear_beta, PAIRS: tl.constexpr):
+def _expert(ids_ptr, pair, PAIRS: tl.constexpr):
+    """The expert of a block, that of its first pair."""
+    return tl.load(ids_ptr + tl.sum(tl.where(tl.arange(0, PAIRS) == 0, pair, 0)))
+
+
+@triton.jit
+def _product(
+    x,
+    codes_ptr,
+    scale_ptr,
+    row,
+    first,
+    SLICE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CODE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
+    """FP32 [BLOCK_N, PAIRS]: weight rows `row` (i64) times the pairs, over SLICE columns from `first`.
+
+    `x` points at the pairs' first block of columns; the next one is fetched while a block is multiplied.
+    """
+    k, kb, ks = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // 32)
+    codes = codes_ptr + row[:, None] * CODE_STRIDE + first // 2 + kb[None, :]
+    scale = scale_ptr + row[:, None] * SCALE_STRIDE + first // 32 + ks[None, :]
+    acc = tl.zeros([BLOCK_N, PAIRS], tl.float32)
+    if EVEN_K:
+        batch = tl.load(x)
+        for start in tl.range(0, SLICE, BLOCK_K, num_stages=STAGES):
+            w = tl.load(codes + start // 2)
+            s = tl.load(scale + start // 32)
+            ahead = tl.load(x + tl.minimum(start + BLOCK_K, SLICE - BLOCK_K))
+            acc = mxfp4_dot(w, s, batch, acc, BLOCK_N, BLOCK_K)
+            batch = ahead
+    else:
+        for start in tl.range(0, SLICE, BLOCK_K, num_stages=STAGES):
+            left = COLUMNS - first - start
+            w = tl.load(codes + start // 2, mask=(2 * kb < left)[None, :], other=0)
+            s = tl.load(scale + start // 32, mask=(32 * ks < left)[None, :], other=0)
+            batch = tl.load(x + start, mask=(k < left)[:, None], other=0.0)
+            acc = mxfp4_dot(w, s, batch, acc, BLOCK_N, BLOCK_K)
+    return acc
+
+
+@triton.jit
+def _store_hidden(
+    acc, hidden_ptr, pair, count, tile, width, beta, linear_beta, PAIRS: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    gate, up = tl.split(tl.permute(tl.reshape(acc, [BLOCK_N // 2, 2, PAIRS]), [0, 2, 1]))
+    n = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     inside = (tl.arange(0, PAIRS) < count)[None, :] & (n < width)[:, None]
     hidden = hidden_ptr + pair.to(tl.int64)[None, :] * width + n[:, None]
     tl.store(hidden, bf16(situ(gate, up, beta, linear_beta)), mask=inside)
@@ -145,10 +179,10 @@ def fc2_kernel(
     codes_ptr,
     scale_ptr,
     result_ptr,
-    code_stride,
-    scale_stride,
     latent,
     WIDTH: tl.constexpr,
+    CODE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
     GROUPED: tl.constexpr,
     PAIRS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -159,25 +193,14 @@ def fc2_kernel(
     tile, place = tl.program_id(0), tl.program_id(1)
     count, pair = _block(order_ptr, work_ptr, place, PAIRS, GROUPED)
     if count > 0:
-        expert = tl.load(ids_ptr + tl.max(tl.where(tl.arange(0, PAIRS) == 0, pair, 0)))
         n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        row = expert * latent + tl.minimum(n, latent - 1)
-        kb, ks, k = tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // 32), tl.arange(0, BLOCK_K)
-        hidden = hidden_ptr + pair.to(tl.int64)[None, :] * WIDTH + k[:, None]
-        acc = tl.zeros([BLOCK_N, PAIRS], tl.float32)
-        for start in tl.range(0, WIDTH, BLOCK_K, num_stages=STAGES):
-            codes = tl.load(
-                codes_ptr + row[:, None] * code_stride + start // 2 + kb[None, :],
-                mask=(start + 2 * kb < WIDTH)[None, :],
-                other=0,
-            )
-            scale = tl.load(
-                scale_ptr + row[:, None] * scale_stride + start // 32 + ks[None, :],
-                mask=(start + 32 * ks < WIDTH)[None, :],
-                other=0,
-            )
-            x = tl.load(hidden + start, mask=(start + k < WIDTH)[:, None], other=0.0)
-            acc = mxfp4_dot(codes, scale, x, acc, BLOCK_N, BLOCK_K)
+        row = _expert(ids_ptr, pair, PAIRS) * latent + tl.minimum(n, latent - 1)
+        hidden = hidden_ptr + pair.to(tl.int64)[None, :] * WIDTH + tl.arange(0, BLOCK_K)[:, None]
+        blocks: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
+        acc = _product(
+            hidden, codes_ptr, scale_ptr, row, 0, blocks * BLOCK_K, WIDTH, CODE_STRIDE, SCALE_STRIDE, PAIRS, BLOCK_N,
+            BLOCK_K, STAGES, WIDTH % BLOCK_K == 0,
+        )  # fmt: skip
         inside = (tl.arange(0, PAIRS) < count)[None, :] & (n < latent)[:, None]
         tl.store(result_ptr + pair.to(tl.int64)[None, :] * latent + n[:, None], bf16(acc), mask=inside)
 
@@ -218,9 +241,9 @@ def experts(
             ids, order, work, pairs, ALL=triton.next_power_of_2(pairs), OWN=16, PAIRS=_PAIRS, num_warps=4
         )
     hidden = torch.empty(pairs, width, dtype=torch.bfloat16, device=z.device)
-    tiles = triton.cdiv(width, _BLOCK_N)
+    tiles = triton.cdiv(width, _BLOCK_N // 2)
     splits, per_slice = slices(tiles * batch_bin(rows) * top_k, triton.cdiv(latent, _BLOCK_K))
-    size = pairs * tiles * 2 * splits * _PAIRS * _BLOCK_N if splits > 1 else 0
+    size = pairs * tiles * splits * _PAIRS * _BLOCK_N if splits > 1 else 0
     fc1_kernel[tiles, splits, pairs](
         z,
         ids,
@@ -235,7 +258,7 @@ def experts(
         linear_beta,
         z.stride(0),
         width,
-        latent,
+        LATENT=latent,
         TOP_K=top_k,
         GROUPED=grouped,
         TILES=tiles,
@@ -256,10 +279,10 @@ def experts(
         w2.packed,
         w2.scale,
         results,
-        w2.packed.stride(1),
-        w2.scale.stride(1),
         latent,
         WIDTH=width,
+        CODE_STRIDE=w2.packed.shape[2],
+        SCALE_STRIDE=w2.scale.shape[2],
         GROUPED=grouped,
         PAIRS=_PAIRS,
         BLOCK_N=_BLOCK_N,

@@ -44,45 +44,15 @@ def moe_front_kernel(
     tile, split = tl.program_id(0), tl.program_id(1)
     router_tiles = tl.cdiv(experts, BLOCK_N)
     router = tile < router_tiles
-    outputs, first = latent, (tile - router_tiles) * BLOCK_N
-    if router:
-        outputs, first = experts, tile * BLOCK_N
+    # Selects, not branches: a pointer that comes out of a branch has lost its alignment, and with it the wide loads.
+    weight = tl.where(router, gate_ptr, down_ptr)
+    stride = tl.where(router, gate_stride, down_stride)
+    outputs = tl.where(router, experts, latent)
+    first = tl.where(router, tile, tile - router_tiles) * BLOCK_N
     n = tl.minimum(first + tl.arange(0, BLOCK_N), outputs - 1)
-    # Two copies of the loop: a pointer chosen at run time would lose its alignment, and with it the wide loads.
-    if router:
-        acc = tile_product(
-            x_ptr,
-            x_stride,
-            rows,
-            gate_ptr,
-            gate_stride,
-            n,
-            columns,
-            split,
-            ROWS,
-            BLOCK_N,
-            BLOCK_K,
-            SLICE,
-            STAGES,
-            EVEN_K,
-        )
-    else:
-        acc = tile_product(
-            x_ptr,
-            x_stride,
-            rows,
-            down_ptr,
-            down_stride,
-            n,
-            columns,
-            split,
-            ROWS,
-            BLOCK_N,
-            BLOCK_K,
-            SLICE,
-            STAGES,
-            EVEN_K,
-        )
+    acc = tile_product(
+        x_ptr, x_stride, rows, weight, stride, n, columns, split, ROWS, BLOCK_N, BLOCK_K, SLICE, STAGES, EVEN_K
+    )
     if SPLITS == 1:
         _store(acc, logits_ptr, z_ptr, router, first, outputs, rows, ROWS, BLOCK_N)
     else:

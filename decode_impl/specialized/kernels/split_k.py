@@ -144,7 +144,7 @@ def collect(rows, part_ptr, tile, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPL
     n, row = tl.arange(0, BLOCK_N), tl.arange(0, ROWS)
     part = part_ptr + (tile * SPLITS * ROWS).to(tl.int64) * BLOCK_N + row[None, :] * BLOCK_N + n[:, None]
     total = tl.load(part, mask=row[None, :] < rows, other=0.0, cache_modifier=".cg")
-    for split in tl.static_range(1, SPLITS):
+    for _ in tl.static_range(1, SPLITS):
         part += ROWS * BLOCK_N
         total += tl.load(part, mask=row[None, :] < rows, other=0.0, cache_modifier=".cg")
     return total
