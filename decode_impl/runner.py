@@ -19,6 +19,7 @@ from decode_impl.model import forward
 from decode_impl.ops import OpTable
 from decode_impl.parts import PARTS, PartTable
 from decode_impl.specialized import emulation
+from decode_impl.specialized.implementation import specialized_ops
 from decode_impl.specialized.plan import Decision, require_agreement
 from decode_impl.specialized.requirements import unsupported
 from decode_impl.weights import ModelWeights
@@ -35,7 +36,12 @@ class Paths:
 
 
 BUILTIN_PATHS = Paths(generic.OPS, emulation.OPS)
-"""The generic path and, on every device so far, the emulation of the specialised one."""
+"""The generic path and the emulation of the specialised one, as a CPU runs them."""
+
+
+def paths_on(device: torch.device) -> Paths:
+    """The op tables that a runner on `device` uses unless it is given others."""
+    return Paths(generic.OPS, specialized_ops(device))
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class ModelRunner:
         self,
         weights: ModelWeights,
         deployment: Deployment,
-        paths: Paths = BUILTIN_PATHS,
+        paths: Paths | None = None,
         parts: PartTable = PARTS,
         drafter: DrafterModel | None = None,
     ) -> None:
@@ -75,7 +81,8 @@ class ModelRunner:
             reasons = unsupported(weights.config, deployment)
             if reasons:
                 raise DeploymentError("decode_backend latency_specialized is refused: " + "; ".join(reasons))
-        self.weights, self.deployment, self.paths, self.parts = weights, deployment, paths, parts
+        self.weights, self.deployment, self.parts = weights, deployment, parts
+        self.paths = paths or paths_on(weights.embedding.device)
         self.latents: LatentCache = parts["latent_cache"](
             weights, deployment.kv_cache_dtype, deployment.pool_pages, deployment.page_size
         )

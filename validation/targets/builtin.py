@@ -24,6 +24,7 @@ from decode_impl.embedded import EMBEDDED_MODEL
 from decode_impl.ops import OpTable, call_on_case
 from decode_impl.parts import PartTable
 from decode_impl.runner import BUILTIN_PATHS, ModelRunner, Paths
+from decode_impl.specialized.implementation import implementation
 from decode_impl.specialized.requirements import unsupported
 from decode_impl.weights import ModelWeights, shard_weights
 from validation.faults.base import ENGINE, Fault
@@ -90,7 +91,7 @@ class BuiltinTarget:
             "model": self._checkpoint.config.name,
             "weights_sha256": self._checkpoint.digest,
             "tokenizer_sha256": self._tokenizer_digest,
-            "specialised path": "emulation",
+            "specialised path": implementation(torch.device("cpu")),
             "device": "cpu",
             "torch": torch.__version__,
         }

@@ -1,7 +1,7 @@
 """Residual kernels: (all-reduce,) prefix add, AttnRes over the blocks, and the output norm, one CTA a row.
 
-- prefix: bf16 [n, H]; delta: bf16 [n, H], or one partial per rank, to be summed as `ranks` says; blocks: bf16 [n, NB, H],
-  of which the first `num_blocks` are read; rows at any stride; weights bf16 [H].
+- prefix: bf16 [n, H]; delta: bf16 [n, H], or one partial per rank, to be summed as `ranks` says; rows at any stride;
+  blocks: bf16 [n, NB, H], of which the first `num_blocks` are read; weights bf16 [H].
 - Returns (new prefix, mixed), bf16 [n, H], fully written. With `replace_prefix` the old prefix is not read.
 - Rounded to BF16: the sum over ranks, the prefix, and mixed. Everything else is FP32: softmax weights relative to the
   largest score; the mix in block order, then the prefix; the norm's sum of squares by the quadratic form of both parts.

@@ -42,7 +42,7 @@ def bf16(x):
 
 @triton.jit
 def dot(a, b, acc):
-    """`acc + a @ b` of BF16 operands in FP32. The interpreter would multiply the operands' bit patterns, hence `f32`."""
+    """`acc + a @ b` of BF16 operands in FP32. The interpreter would multiply their bit patterns, hence `f32`."""
     if INTERPRETED:
         acc = tl.dot(f32(a), f32(b), acc, input_precision="ieee")
     else:
@@ -83,7 +83,7 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
-    """tanh in FP32: an odd polynomial up to 0.625 (off by 0.1 ULP), above it `1 - 2 / (e^2|x| + 1)`, which cancels nothing.
+    """tanh in FP32: an odd polynomial up to 0.625, above it `1 - 2 / (e^2|x| + 1)`, which cancels nothing.
 
     The polynomial is a weighted least-squares fit of (tanh(x)/x - 1)/x^2 in x^2, levelled to equal error.
     """
@@ -104,7 +104,7 @@ def situ(gate, up, beta, linear_beta):
 
 def padded_rows(rows: int) -> int:
     """Rows of a matrix-product tile: the batch bin, at least the 16 that a tensor core takes."""
-    return max(16, triton.next_power_of_2(rows))
+    return max(16, int(triton.next_power_of_2(rows)))
 
 
 @functools.cache

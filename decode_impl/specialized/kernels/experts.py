@@ -7,8 +7,8 @@
 - Scratch: hidden bf16 [n*k, I]; results bf16 [n*k, L]; FC1's split-K partials where few tokens would leave
   multiprocessors idle.
 - Rounded to BF16: hidden, each slot's result, and the latent. The sum over slots is FP32, in slot order.
-- A *pair* is one slot of one row. Pairs of one expert are computed together, 16 to a block, so that its weights are read
-  once per block: the order is by expert, then by pair. Who else is in a block changes no bit of a pair.
+- A *pair* is one slot of one row. Pairs of one expert are computed together, 16 to a block, so that its weights are
+  read once per block: the order is by expert, then by pair. Who else is in a block changes no bit of a pair.
 """
 
 from __future__ import annotations

@@ -5,12 +5,13 @@ request's `w` tokens there, and written once per token to that token's slot.
 
 - proj: bf16 [n*w, 4D+d+h] = q | k | v | g | f_a | beta, request by request, rows at any stride; f_b: bf16 [D, d];
   conv_weight: f32 [3D, 4], oldest tap first; A_log: f32 [h]; dt_bias: f32 [D]; norm_weight: bf16 [d].
-- conv_state: bf16 [slots, 3D, 3]; state: f32 [slots, h, d, d]; inner axes adjacent, slots at any stride, 64-bit offsets.
+- conv_state: bf16 [slots, 3D, 3]; state: f32 [slots, h, d, d]; inner axes adjacent, slots at any stride, offsets in 64
+  bits.
 - sources: i64 [n]; targets: i64 [n, w]. A request's targets may contain its source and belong to no other request.
 - y: bf16 [n*w, D], fully written; a null request (source 0) gives zeros, and reads and writes no slot.
-- Scratch: f32 [n*w, h, 5, d], written and read by the head's own CTA: what the recurrence needs of a token (q, k, v, decay,
-  output gate) is computed with one channel a thread, and read back in the layout of the state, where it would be
-  replicated over 32 lanes.
+- Scratch: f32 [n*w, h, 5, d], written and read by the head's own CTA: what the recurrence needs of a token (q, k, v,
+  decay, output gate) is computed with one channel a thread, and read back in the layout of the state, where it would
+  be replicated over 32 lanes.
 - Rounded to BF16: g1 = f_a @ f_b^T and y. Everything else is FP32. Sums over d are trees of a fixed shape, so that a
   row's bits depend on nothing but its own inputs.
 """
@@ -133,8 +134,8 @@ def _decay_input(f_a, f_b, D: tl.constexpr, CHUNK: tl.constexpr):
 
 
 def _occupancy(heads: int, requests: int, width: int) -> dict[str, int]:
-    """Warps and register limit of a launch, by batch bin: the state of a head in twice the threads where multiprocessors
-    are plenty, or two heads a multiprocessor, so that one loads while the other computes."""
+    """Warps and register limit of a launch, by batch bin: a head in twice the threads where multiprocessors are plenty,
+    two heads a multiprocessor where they are not, so that one loads while the other computes."""
     crowded = heads * batch_bin(requests * width) > width * MULTIPROCESSORS
     return {"num_warps": 8, "maxnreg": 128} if crowded and width == 1 else {"num_warps": 16}
 

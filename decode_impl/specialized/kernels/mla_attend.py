@@ -4,8 +4,9 @@
   stride, 64-bit offsets; block_table: i64 [n, max_pages]; lengths: i64 [n], 0 for a padded row.
 - latent: bf16 [n, h, C], fully written; zeros where the length is 0.
 - Read: the first `lengths[i]` keys of row i, nothing else. Verify rows are rows with lengths L, L+1, ...
-- Splits: `contract.split_pages` pages each, of the table's width and the bin alone; the grid does not depend on lengths,
-  so that a captured launch serves every step. A split beyond a row's length ends at once and its partial is never read.
+- Splits: `contract.split_pages` pages each, of the table's width and the bin alone; the grid does not depend on
+  lengths, so that a captured launch serves every step. A split beyond a row's length ends at once, and its partial is
+  never read.
 - A split goes over its keys twice: for its largest score, then for the numerators (the second time from L2), because
   the contract rounds numerators to BF16 relative to the largest score of the whole split.
 - Rounded to BF16: p, and the latent. Scores in base 2, sums in FP32, by blocks of keys in order; splits are joined in

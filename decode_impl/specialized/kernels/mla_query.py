@@ -1,7 +1,7 @@
 """The MLA query front: both norms and the cache row; q_b; W_UK absorb and the (quantised) query row. Three launches.
 
-- a: bf16 [n, q_rank + C + R] = q_c | kv_c | k_pe, rows at any stride; norm weights bf16; q_b: bf16 [h*(nope+R), q_rank];
-  w_uk: bf16 [h, nope, C]; positions: i64 [n].
+- a: bf16 [n, q_rank + C + R] = q_c | kv_c | k_pe, rows at any stride; norm weights bf16;
+  q_b: bf16 [h*(nope+R), q_rank]; w_uk: bf16 [h, nope, C]; positions: i64 [n].
 - cache: bf16 or u8 (E4M3) [pages, page, C+R], rows at any stride, 64-bit offsets. Row `positions[i]` is written with
   `[kv_n | k_pe]`; positions inside page 0 are null and write nothing.
 - q: bf16 or u8 [n, h, C+R] = `[q_nope @ w_uk | q_rope]` per head, fully written, null rows too.

@@ -1,7 +1,6 @@
 """The MLA value back: `y = bf(bf(latent @ w_uv) * sigmoid(gate))`, one launch.
 
-- latent: bf16 [n, h, C] contiguous in (h, C), rows at any stride; w_uv: bf16 [h, C, v]; gate: bf16 [n, h*v], rows at any
-  stride.
+- latent: bf16 [n, h, C], rows and heads at any stride; w_uv: bf16 [h, C, v]; gate: bf16 [n, h*v], rows at any stride.
 - y: bf16 [n, h*v], fully written.
 - Rounded to BF16: the value, and y. K = C is summed in blocks, in order.
 """

@@ -3,8 +3,8 @@
 - latent: per rank bf16 [n, L]; shared: per rank bf16 [n, H]; rows at any stride, the same for all ranks;
   norm_weight: bf16 [L]; up_weight: bf16 [H, L].
 - delta: bf16 [n, H], fully written; scratch: the normalised latent, bf16 [n, L].
-- Rounded to BF16: the latent's sum, its norm, up, the shared sum, delta. Ranks are added in order, in FP32; the order of
-  the up-projection is that of `split_k`.
+- Rounded to BF16: the latent's sum, its norm, up, the shared sum, delta. Ranks are added in order, in FP32; the order
+  of the up-projection is that of `split_k`.
 """
 
 from __future__ import annotations

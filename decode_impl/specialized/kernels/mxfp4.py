@@ -1,4 +1,4 @@
-"""The MXFP4 tile product: packed codes stay packed until they are in the registers of the tensor core's left operand."""
+"""The MXFP4 tile product: codes stay packed until they are in the registers of the tensor core's left operand."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from decode_impl.specialized.kernels.common import INTERPRETED, f32
 def mxfp4_dot(codes, scale, x, acc, ROWS: tl.constexpr, K: tl.constexpr):
     """`acc + dequantised(codes, scale) @ x` in FP32.
 
-    codes: u8 [ROWS, K/2], low nibble first; scale: u8 (E8M0) [ROWS, K/32]; x: bf16 [K, n]. The product of a code and its
-    scale is exact in BF16. Hopper has no FP4 tensor core: `dot_scaled` widens codes to BF16 in registers there.
+    codes: u8 [ROWS, K/2], low nibble first; scale: u8 (E8M0) [ROWS, K/32]; x: bf16 [K, n]. The product of a code and
+    its scale is exact in BF16. Hopper has no FP4 tensor core: `dot_scaled` widens codes to BF16 in registers there.
     """
     if INTERPRETED:
         acc = tl.dot(_dequantised(codes, scale, ROWS, K), f32(x), acc, input_precision="ieee")

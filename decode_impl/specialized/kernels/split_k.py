@@ -2,8 +2,9 @@
 
 The weight is the *left* operand, so its rows fill the tensor core and the batch's few rows are its short side. A CTA
 owns `BLOCK_N` weight rows and one slice of K. Where one slice would leave multiprocessors idle there are more: each
-stores its FP32 partial, and the CTA that arrives last at a tile adds them in slice order. Which CTA that is differs from
-run to run, the order of the sum does not: no float atomics, and a row's bits are a function of its bin and the shape.
+stores its FP32 partial, and the CTA that arrives last at a tile adds them in slice order. Which CTA that is differs
+from run to run, the order of the sum does not: no float atomics, and a row's bits are a function of its bin and the
+shape.
 """
 
 from __future__ import annotations
