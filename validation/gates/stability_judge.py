@@ -93,7 +93,8 @@ def judge_task(unit: str, result: Figures, seed: int) -> TaskJudgement:
     undecided = [
         f"acceptance from place {place}"
         for place, accepted in acceptance.items()
-        if accepted.difference.lower < -_BLIND * accepted.allowed_loss
+        # Sampled texts part for good at the first near-tied draw: their drafts are worth a proof of loss, not of none.
+        if "right" in baseline[0] and accepted.difference.lower < -_BLIND * accepted.allowed_loss
     ]
     return TaskJudgement(findings, undecided if not findings else (), rates, acceptance)
 
