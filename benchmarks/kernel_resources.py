@@ -1,6 +1,6 @@
 """Compile kernels for SM90 without a GPU, and read what the assembler gave them: registers, spills, shared memory.
 
-    python -m benchmarks.kernel_resources [OP ...]
+    python -m benchmarks.kernel_resources [OP ...] [--rows N ...] [--ranks N ...]
 
 Every launch of an op is compiled for the arguments that it would run with and then not launched, so that
 the figures are those of the true shard sizes (specialisation on divisible sizes and aligned pointers included).
@@ -8,9 +8,9 @@ the figures are those of the true shard sizes (specialisation on divisible sizes
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +23,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
+
+from benchmarks.kernel_shapes import SHARDS, case_of
+from decode_impl.ops import call_on_case
+from decode_impl.specialized.kernels import OPS
+from numerics.families import FAMILIES, MINI, make_case
 
 SM90 = GPUTarget("cuda", 90, 32)
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -99,18 +104,25 @@ def _resources(name: str, grid: Any, compiled: Any) -> Resources:
 
 
 def main() -> None:
-    """Print the resources of every kernel of the ops named, or of all, at K3's shard sizes."""
-    from benchmarks.kernel_shapes import SHARDS, case_of
-    from decode_impl.ops import call_on_case
-    from decode_impl.specialized.kernels import OPS
-
-    for op in sys.argv[1:] or sorted(OPS):
-        for ranks in SHARDS:
-            for rows in (1, 8, 64):
+    """Print the resources of every kernel of the ops named, or of all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ops", nargs="*", default=sorted(OPS), metavar="OP", help="all, if none is named")
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--ranks", nargs="+", type=int, choices=SHARDS, default=list(SHARDS))
+    parser.add_argument("--small", action="store_true", help="the small cases of the tests instead of K3's shards")
+    chosen = parser.parse_args()
+    for op in chosen.ops:
+        if op not in OPS:
+            parser.error(f"no op {op!r}; there are {', '.join(sorted(OPS))}")
+        for ranks in [0] if chosen.small else chosen.ranks:
+            for rows in chosen.rows:
+                case = (
+                    make_case(op, MINI, FAMILIES[op][0], rows, 0) if chosen.small else case_of(op, ranks, rows, "cpu")
+                )
                 with compiled_launches() as found:
-                    call_on_case(OPS, op, case_of(op, ranks, rows, "cpu"), in_place=True)
+                    call_on_case(OPS, op, case, in_place=True)
                 for resources in found:
-                    print(f"TP{ranks} B{rows:<2} {op:14} {resources}", flush=True)
+                    print(f"{f'TP{ranks}' if ranks else 'small'} B{rows:<2} {op:14} {resources}", flush=True)
 
 
 if __name__ == "__main__":
