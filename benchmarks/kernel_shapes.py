@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decode_impl.mxfp4 import MXFP4Weight
+
 SHARDS = (8, 16)
 HIDDEN, LATENT, EXPERTS, TOP_K = 7168, 3584, 896, 16
 HEAD, Q_RANK, KV_RANK, ROPE, NOPE, BLOCKS = 128, 1536, 512, 64, 128, 8
@@ -223,3 +225,18 @@ _BUILDERS = {
     "shared_expert": _shared_expert,
     "moe_tail": _moe_tail,
 }
+
+
+def arguments(case: dict[str, Any]) -> dict[str, Any]:
+    """A case as an op takes it: dotted groups as lists, codes and scales as one weight, made once."""
+    inputs: dict[str, Any] = {}
+    for key, value in case.items():
+        stem, _, index = key.rpartition(".")
+        if stem and index.isdigit():
+            inputs.setdefault(stem, []).append(value)
+        elif key.endswith("_packed"):
+            name = key.removesuffix("_packed")
+            inputs[name] = MXFP4Weight(value, case[f"{name}_scale"])
+        elif f"{key.removesuffix('_scale')}_packed" not in case:
+            inputs[key] = value
+    return inputs

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decode_impl.specialized.kernels.common import bf16, exp, f32
+from decode_impl.specialized.kernels.common import aligned, bf16, exp, f32
 from decode_impl.specialized.kernels.projection import projection
 from decode_impl.specialized.kernels.ranks import group_of, rank_sum, same_strides
 
@@ -128,6 +128,7 @@ def _mix(
     ranks: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """`deltas` are those of the first ranks of `ranks`; the others hold no head and would add zeros."""
+    prefix, blocks = aligned(prefix), aligned(blocks)
     rows, width = prefix.shape
     new_prefix = torch.empty(rows, width, dtype=torch.bfloat16, device=prefix.device)
     mixed = torch.empty_like(new_prefix)

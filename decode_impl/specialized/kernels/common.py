@@ -107,8 +107,21 @@ def padded_rows(rows: int) -> int:
     return max(16, int(triton.next_power_of_2(rows)))
 
 
+def aligned(x: Tensor) -> Tensor:
+    """`x` if all its rows begin at a multiple of 16 elements, else a contiguous copy.
+
+    Triton compiles a kernel apart for strides of which it knows that, and lays rows out over threads accordingly:
+    without this the order of a row's sum, and its last bit, would depend on a stride.
+    """
+    return x if all(stride % 16 == 0 for stride in x.stride()[:-1]) else x.contiguous()
+
+
 @functools.cache
 def _counters(device: torch.device, stream: int) -> Tensor:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a split kernel was captured before it had run on this stream; run the step once, then capture"
+        )
     return torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decode_impl.specialized.contract import batch_bin
-from decode_impl.specialized.kernels.common import bf16, dot, f32, padded_rows, to_e4m3
+from decode_impl.specialized.kernels.common import aligned, bf16, dot, f32, padded_rows, to_e4m3
 from decode_impl.specialized.kernels.norms import norm_warps, normalised
 from decode_impl.specialized.kernels.projection import projection
 
@@ -123,7 +123,7 @@ def mla_query(
     positions: Tensor,
 ) -> Tensor:
     """The query row in the cache's dtype, [n, h, C+R]; writes the cache row. Contract: module docstring."""
-    heads, nope, kv_rank = w_uk.shape
+    a, (heads, nope, kv_rank) = aligned(a), w_uk.shape
     rows, width = a.shape[0], cache.shape[-1]
     q_rank, rope, fp8 = a.shape[1] - width, width - kv_rank, cache.dtype == torch.uint8
     q_n = torch.empty(rows, q_rank, dtype=torch.bfloat16, device=a.device)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decode_impl.specialized.kernels.common import bf16, f32
+from decode_impl.specialized.kernels.common import aligned, bf16, f32
 
 
 @triton.jit
@@ -34,6 +34,7 @@ def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, eps, x_stride, width, BLOCK: tl.co
 
 def rms_norm(*, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm with one rounding, bf16 [n, H]. Contract: module docstring."""
+    x = aligned(x)
     rows, width = x.shape
     y = torch.empty(rows, width, dtype=torch.bfloat16, device=x.device)
     block = triton.next_power_of_2(width)

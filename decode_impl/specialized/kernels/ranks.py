@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decode_impl.specialized.contract import ONE_SHOT_ROWS
-from decode_impl.specialized.kernels.common import bf16, f32
+from decode_impl.specialized.kernels.common import aligned, bf16, f32
 
 _GROUPS = 4
 
@@ -46,9 +46,9 @@ def group_of(ranks: int, rows: int) -> int:
 
 def same_strides(partials: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The partials, all with the row stride of the first; one that differs is copied."""
-    wanted = partials[0].stride()
-    agree = all(x.stride() == wanted for x in partials)
-    return tuple(partials) if agree else tuple(x.contiguous() for x in partials)
+    rows = tuple(aligned(x) for x in partials)
+    agree = all(x.stride() == rows[0].stride() for x in rows)
+    return rows if agree else tuple(x.contiguous() for x in rows)
 
 
 @triton.jit
