@@ -4,9 +4,9 @@
 
 Writes OUT/kernels.json and OUT/kernels.md. For tensor-parallel 8 and 16 and batch 1, 8 and 64: the kernel's median
 time, the bytes that it has to move over the measured copy bandwidth (the least time the memory allows), and the
-generic op beside it in two forms: as it is written (torch eager, FP32 products of widened weights), and with its products through
-cuBLAS in BF16. Every call finds a cold L2. Calls are replayed from a CUDA graph where the op can be captured; the
-generic ops that read a value on the host cannot, and carry their launches' time: the column says which.
+generic op beside it in two forms: as it is written (torch eager, FP32 products of widened weights), and with its
+products through cuBLAS in BF16. Every call finds a cold L2. Calls are replayed from a CUDA graph where the op can be
+captured; the generic ops that read a value on the host cannot, and carry their launches' time: the column says which.
 
 The step estimate adds up the ops of 69 KDA and 24 MLA layers of one rank, without communication, head or embedding.
 """
