@@ -134,11 +134,11 @@ def cublas() -> Iterator[None]:
             setattr(module, name, original)
 
 
-def case_for(op: str, ranks: int, rows: int) -> dict[str, Any]:
+def case_for(op: str, ranks: int, rows: int, seed: int = 0) -> dict[str, Any]:
     """The case of a measured op; `projection_mla` is MLA's input projection."""
     if op != "projection_mla":
-        return case_of(op, ranks, rows, "cuda")
-    case = case_of("projection", ranks, rows, "cuda")
+        return case_of(op, ranks, rows, "cuda", seed)
+    case = case_of("projection", ranks, rows, "cuda", seed)
     return {**case, "weight": case["weight"][: Q_RANK + 576 + heads_of(ranks) * 128]}
 
 
@@ -225,6 +225,35 @@ def step_estimates(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return estimates
 
 
+def layer_chains(bench: Bench, ranks: int, rows: int, bandwidth: float, count: int = 4) -> list[dict[str, Any]]:
+    """Time of one layer of either kind, from a graph of `count` of them with weights of their own: none is in L2.
+
+    The ops run in the order of a step, each on its own inputs: what is missing against a step is only its data flow.
+    """
+    from decode_impl.specialized.kernels import OPS
+
+    chains = []
+    for kind, ops in OPS_OF_A_LAYER.items():
+        row: dict[str, Any] = {"kind": kind, "ranks": ranks, "rows": rows}
+        try:
+            cases = [(op, case_for(op, ranks, rows, seed)) for seed in range(count) for op in ops]
+            calls = [("projection" if op == "projection_mla" else op, arguments(case)) for op, case in cases]
+
+            def layers(calls: list[tuple[str, dict[str, Any]]] = calls) -> None:
+                for name, inputs in calls:
+                    OPS[name](**inputs)
+
+            row["least_us"] = sum(moved_bytes(op, case) for op, case in cases) / count / bandwidth * 1e6
+            row["kernel_us"] = bench.median_us(captured(layers)) / count
+        except Exception as error:
+            row["kernel_error"] = f"{type(error).__name__}: {error}"[:300]
+        chains.append(row)
+        cases = calls = []
+        gc.collect()
+        torch.cuda.empty_cache()
+    return chains
+
+
 def _figure(row: Mapping[str, Any], label: str) -> str:
     if f"{label}_error" in row:
         return "failed"
@@ -263,9 +292,19 @@ def markdown(report: Mapping[str, Any]) -> str:
         figures = [f"{row[k]:.0f}" if k in row else "-" for k in ("least_us", "kernel_us")]
         ratios = [_ratio(row, k) for k in ("least_us", "cublas_us", "generic_us")]
         lines.append(f"| 93 layers | {row['ranks']} | {row['rows']} | {' | '.join((*figures, *ratios))} |")
+    lines += [
+        "",
+        "| layer, four in one graph | TP | rows | least us | kernels us | of limit |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in report["layers"]:
+        figures = [f"{row[k]:.1f}" if k in row else "failed" for k in ("least_us", "kernel_us")]
+        cells = (row["kind"], str(row["ranks"]), str(row["rows"]), *figures, _ratio(row, "least_us"))
+        lines.append(f"| {' | '.join(cells)} |")
+    failed = [*report["rows"], *({"op": f"layer {r['kind']}", **r} for r in report["layers"])]
     errors = [
         f"- {r['op']} TP{r['ranks']} {r['rows']} rows, {k}: {v}"
-        for r in report["rows"]
+        for r in failed
         for k, v in r.items()
         if k.endswith("_error")
     ]
@@ -299,6 +338,7 @@ def main() -> None:
             "context": CONTEXT,
             "top_k": TOP_K,
             "rows": [],
+            "layers": [],
         }
         for ranks in sorted(SHARDS, reverse=True):
             for rows in BATCHES:
@@ -313,6 +353,8 @@ def main() -> None:
                     report["rows"].append(row)
                     gc.collect()
                     torch.cuda.empty_cache()
+                if time.monotonic() - begun < chosen.budget:
+                    report["layers"] += layer_chains(bench, ranks, rows, bandwidth)
                 report |= {"steps": step_estimates(report["rows"]), "seconds": time.monotonic() - begun}
                 (chosen.out / "kernels.json").write_text(json.dumps(report, indent=1))
                 (chosen.out / "kernels.md").write_text(markdown(report))
