@@ -102,7 +102,7 @@ def _block_scores(
     block, i = tl.arange(0, BLOCKS), tl.arange(0, CHUNK)
     squares = tl.zeros([BLOCKS, CHUNK], tl.float32)
     products = tl.zeros([BLOCKS, CHUNK], tl.float32)
-    for start in tl.range(0, WIDTH, CHUNK):
+    for start in tl.range(0, WIDTH, CHUNK, num_stages=4):
         inside = start + i < WIDTH
         query = f32(tl.load(norm_weight_ptr + start + i, mask=inside, other=0.0)) * f32(
             tl.load(query_weight_ptr + start + i, mask=inside, other=0.0)
@@ -155,7 +155,7 @@ def _mix(
         OUT_NORM=out_norm_weight is not None,
         GROUP=group_of(ranks, rows),
         BLOCK_H=triton.next_power_of_2(width),
-        CHUNK=min(512, triton.next_power_of_2(width)),
+        CHUNK=min(1024, triton.next_power_of_2(width)),
         num_warps=16 if width > 1024 else 4,
     )
     return new_prefix, mixed

@@ -133,11 +133,16 @@ def _decay_input(f_a, f_b, D: tl.constexpr, CHUNK: tl.constexpr):
     return f32(bf16(tl.sum(acc, 1)))
 
 
-def _occupancy(heads: int, requests: int, width: int) -> dict[str, int]:
-    """Warps and register limit of a launch, by batch bin: a head in twice the threads where multiprocessors are plenty,
-    two heads a multiprocessor where they are not, so that one loads while the other computes."""
+def _occupancy(heads: int, requests: int, width: int, head_dim: int) -> dict[str, int]:
+    """Warps, register limit and columns of f_b at a time, by batch bin.
+
+    A head has twice the threads where multiprocessors are plenty; where they are not, two heads share one, so that one
+    loads while the other computes.
+    """
     crowded = heads * batch_bin(requests * width) > width * MULTIPROCESSORS
-    return {"num_warps": 8, "maxnreg": 128} if crowded and width == 1 else {"num_warps": 16}
+    if crowded and width == 1:
+        return {"num_warps": 8, "maxnreg": 128, "CHUNK": min(32, head_dim)}
+    return {"num_warps": 16, "CHUNK": head_dim}
 
 
 def kda_step(
@@ -215,7 +220,6 @@ def kda_verify(
         L2_EPS=L2_NORM_EPS,
         O_EPS=O_NORM_EPS,
         SCALE=head_dim**-0.5,
-        CHUNK=min(head_dim, 32),
-        **_occupancy(heads, requests, width),
+        **_occupancy(heads, requests, width, head_dim),
     )
     return y
