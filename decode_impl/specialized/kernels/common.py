@@ -7,6 +7,7 @@ function. So the functions here reduce their argument first. They call no librar
 from __future__ import annotations
 
 import functools
+import os
 
 import torch
 import triton
@@ -16,10 +17,27 @@ from torch import Tensor
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Whether kernels run under Triton's interpreter (TRITON_INTERPRET=1 at import): it knows no inline PTX."""
 
+PDL = tl.constexpr(os.environ.get("DECODEGATE_PDL") == "1" and not triton.knobs.runtime.interpret)
+"""Whether kernels are launched dependent on the one before (DECODEGATE_PDL=1 at import; off until it is measured)."""
+
+LAUNCH: dict[str, bool] = {"launch_pdl": True} if PDL else {}
+"""Options of every launch."""
+
 MULTIPROCESSORS = 132
 """CTAs that fill an H200 once. A constant, not a property of the device: it decides reduction orders, hence bits."""
 
 _COUNTERS = 1 << 16
+
+
+@triton.jit
+def begin():
+    """What every kernel begins with: let the next one launch, then wait until the one before has ended.
+
+    Nothing is read or written before it, so that every grid ends after all grids before it.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decode_impl.specialized.contract import split_pages
-from decode_impl.specialized.kernels.common import INTERPRETED, bf16, dot, from_e4m3
+from decode_impl.specialized.kernels.common import INTERPRETED, LAUNCH, begin, bf16, dot, from_e4m3
 
 LOG2E = 1.4426950408889634
 _HEADS = 16
@@ -58,6 +58,7 @@ def mla_split_kernel(
 
     The interpreter cannot loop to a bound that was loaded: it goes over the whole split, whose other blocks are masked.
     """
+    begin()
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     head = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
     first = split * SPLIT_KEYS
@@ -135,6 +136,7 @@ def mla_merge_kernel(
     BLOCK_C: tl.constexpr,
 ):
     """Grid (rows, heads)."""
+    begin()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.arange(0, BLOCK_C)
     length = tl.load(lengths_ptr + row)
@@ -202,6 +204,7 @@ def mla_attend(
         KEYS=32 if fp8 else 64,
         STAGES=2,
         num_warps=8,
+        **LAUNCH,
     )
     mla_merge_kernel[rows, heads](
         partials,
@@ -215,5 +218,6 @@ def mla_attend(
         SPLIT_KEYS=pages * page,
         BLOCK_C=block_c,
         num_warps=4,
+        **LAUNCH,
     )
     return latent

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decode_impl.specialized.contract import batch_bin
-from decode_impl.specialized.kernels.common import aligned, bf16, dot, f32, padded_rows, to_e4m3
+from decode_impl.specialized.kernels.common import LAUNCH, aligned, begin, bf16, dot, f32, padded_rows, to_e4m3
 from decode_impl.specialized.kernels.norms import norm_warps, normalised
 from decode_impl.specialized.kernels.projection import projection
 
@@ -44,6 +44,7 @@ def mla_norms_kernel(
     BLOCK_R: tl.constexpr,
 ):
     """Grid (rows, 2): the query latent of a row, or its cache row."""
+    begin()
     row = tl.program_id(0).to(tl.int64)
     a = a_ptr + row * a_stride
     if tl.program_id(1) == 0:
@@ -91,6 +92,7 @@ def mla_absorb_kernel(
     BLOCK_R: tl.constexpr,
 ):
     """Grid (heads, tiles of C, and one more that copies the rope part)."""
+    begin()
     head, tile = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, ROWS)
     width = kv_rank + rope
@@ -149,6 +151,7 @@ def mla_query(
         BLOCK_KV=triton.next_power_of_2(kv_rank),
         BLOCK_R=triton.next_power_of_2(rope),
         num_warps=norm_warps(block_q),
+        **LAUNCH,
     )
     q = projection(x=q_n, weight=q_b)
     out = torch.empty(rows, heads, width, dtype=cache.dtype, device=a.device)
@@ -169,5 +172,6 @@ def mla_query(
         BLOCK_C=block_c,
         BLOCK_R=triton.next_power_of_2(rope),
         num_warps=4,
+        **LAUNCH,
     )
     return out

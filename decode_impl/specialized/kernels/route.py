@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decode_impl.config import ROUTER_SUM_EPS
-from decode_impl.specialized.kernels.common import sigmoid
+from decode_impl.specialized.kernels.common import LAUNCH, begin, sigmoid
 
 
 @triton.jit
@@ -32,6 +32,7 @@ def route_kernel(
     BLOCK: tl.constexpr,
 ):
     """Grid (rows,): k times the largest score that is left."""
+    begin()
     row = tl.program_id(0).to(tl.int64)
     e, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
     inside = e < experts
@@ -72,5 +73,6 @@ def route(*, logits: Tensor, bias: Tensor, top_k: int, scaling: float) -> tuple[
         SLOTS=triton.next_power_of_2(top_k),
         BLOCK=triton.next_power_of_2(experts),
         num_warps=1,
+        **LAUNCH,
     )
     return ids, weights

@@ -20,8 +20,6 @@ from decode_impl.specialized.contract import batch_bin
 from decode_impl.specialized.kernels.common import MULTIPROCESSORS, counters, dot, padded_rows
 
 _MAX_SPLITS = 16
-_WAVES = 2
-"""CTAs wanted per multiprocessor: with two, one streams while the other starts or ends."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,14 @@ def skinny_plan(rows: int, columns: int, *outputs: int, block_n: int = 64) -> Sk
     return SkinnyPlan(padded, block_n, block_k, tiles, splits, per_slice * block_k, stages)
 
 
-def slices(tiles: int, blocks: int) -> tuple[int, int]:
+def slices(tiles: int, blocks: int, per_multiprocessor: int = 1) -> tuple[int, int]:
     """Slices of K, and K blocks of each, for `tiles` output tiles of `blocks` K blocks.
 
-    As few slices as fill the multiprocessors twice, of two blocks or more, and equal ones where the blocks allow it.
+    As few slices as give every multiprocessor `per_multiprocessor` CTAs, of two blocks or more, and equal ones where
+    the blocks allow it. One CTA keeps 80 KB in flight, twice what its share of the bandwidth needs; more slices would
+    only add partials, and a second wave of CTAs that leaves most multiprocessors idle.
     """
-    wanted = min(_MAX_SPLITS, max(1, blocks // 2), -(-_WAVES * MULTIPROCESSORS // tiles))
+    wanted = min(_MAX_SPLITS, max(1, blocks // 2), -(-per_multiprocessor * MULTIPROCESSORS // tiles))
     splits = next((s for s in range(wanted, _MAX_SPLITS + 1) if blocks % s == 0), wanted)
     per_slice = -(-blocks // splits)
     return -(-blocks // per_slice), per_slice
