@@ -272,7 +272,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"# Kernels at K3's shard sizes: {report['device']}",
         "",
         f"torch {report['torch']}, Triton {report['triton']}, copy bandwidth {report['copy_tb_s']:.2f} TB/s, "
-        f"empty graph {report['empty_graph_us']:.1f} us (part of every figure from a graph), {report['seconds']:.0f} s",
+        f"empty graph {report['empty_graph_us']:.1f} us (part of every figure from a graph), "
+        f"dependent launches {'on' if report['dependent_launches'] else 'off'}, {report['seconds']:.0f} s",
         "",
         "| op | TP | rows | MB | least us | kernel us | of limit | cuBLAS us | ratio | generic us | ratio |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -316,11 +317,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--budget", type=float, default=115.0, help="seconds")
+    parser.add_argument("--layers-only", action="store_true", help="chains of whole layers, no single ops")
     parser.add_argument("--no-baselines", action="store_true", help="kernels only")
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no CUDA device; this measures one")
     import triton
+
+    from decode_impl.specialized.kernels.common import PDL
 
     begun = time.monotonic()
     chosen.out.mkdir(parents=True, exist_ok=True)
@@ -334,6 +338,7 @@ def main() -> None:
             "triton": triton.__version__,
             "copy_tb_s": bandwidth / 1e12,
             "empty_graph_us": bench.empty_graph_us(),
+            "dependent_launches": bool(PDL),
             "compile_s": time.monotonic() - begun,
             "context": CONTEXT,
             "top_k": TOP_K,
@@ -342,7 +347,7 @@ def main() -> None:
         }
         for ranks in sorted(SHARDS, reverse=True):
             for rows in BATCHES:
-                for op in MEASURED:
+                for op in () if chosen.layers_only else MEASURED:
                     if time.monotonic() - begun > chosen.budget:
                         break
                     try:
