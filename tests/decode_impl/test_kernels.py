@@ -10,16 +10,17 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from kernel_judgement import judge, outside
 
 from decode_impl.ops import OpTable, call_on_case
 from decode_impl.specialized import emulation
 from decode_impl.specialized.implementation import EMULATION, implementation
 from numerics.families import FAMILIES, MINI, make_case
-from tests.kernel_judgement import judge, outside
 from validation.gates.numerics_contracts import broken_contracts
 
 pytestmark = [
@@ -45,14 +46,15 @@ OPS = sorted(emulation.OPS)
 
 
 @pytest.fixture(scope="module")
-def kernels() -> OpTable:
+def kernels() -> Iterator[OpTable]:
     """The kernels as the interpreter runs them; Triton reads the variable when they are imported."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    from decode_impl.specialized.kernels import OPS, common
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        from decode_impl.specialized.kernels import OPS, common
 
-    if not common.INTERPRETED:
-        pytest.skip("the kernels were imported before this file, for a compiler")
-    return OPS
+        if not common.INTERPRETED:
+            pytest.skip("the kernels were imported before this file, for a compiler")
+        yield OPS
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_judgement import Case, judge
 from torch import Tensor
 
 from decode_impl import generic
@@ -22,7 +23,6 @@ from decode_impl.weights import shard_weights
 from numerics.bounds import BF16, E4M3
 from numerics.families import FAMILIES, K3_SHARD_8, K3_SHARD_16, MINI, make_case
 from numerics.metrics import error_stats
-from tests.kernel_judgement import Case, judge
 from validation.gates.numerics_contracts import broken_contracts
 
 OPS = sorted(emulation.OPS)
