@@ -13,8 +13,8 @@ def mxfp4_dot(codes, scale, x, acc, ROWS: tl.constexpr, K: tl.constexpr):
     """`acc + dequantised(codes, scale) @ x` in FP32.
 
     codes: u8 [ROWS, K/2], low nibble first; scale: u8 (E8M0) [ROWS, K/32]; x: bf16 [K, n]. The product of a code and
-    its scale is exact in BF16 for scales from 2^-125 to 2^125; a scale code of 0 (2^-127) counts as 0. Hopper has no FP4
-    tensor core: `dot_scaled` widens codes to BF16 in registers there.
+    its scale is exact in BF16 for scales from 2^-125 to 2^125; a scale code of 0 (2^-127) counts as 0. Hopper has no
+    FP4 tensor core: `dot_scaled` widens codes to BF16 in registers there.
     """
     if INTERPRETED:
         acc = tl.dot(_dequantised(codes, scale, ROWS, K), f32(x), acc, input_precision="ieee")
