@@ -103,6 +103,12 @@ def _resources(name: str, grid: Any, compiled: Any) -> Resources:
     )
 
 
+def _small(op: str, rows: int) -> dict[str, Any]:
+    """The tests' case of an op; a verify step has `rows` rows in all."""
+    requests = max(1, rows // MINI["verify_width"]) if op == "kda_verify" else rows
+    return make_case(op, MINI, FAMILIES[op][0], requests, 0)
+
+
 def main() -> None:
     """Print the resources of every kernel of the ops named, or of all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,9 +122,7 @@ def main() -> None:
             parser.error(f"no op {op!r}; there are {', '.join(sorted(OPS))}")
         for ranks in [0] if chosen.small else chosen.ranks:
             for rows in chosen.rows:
-                case = (
-                    make_case(op, MINI, FAMILIES[op][0], rows, 0) if chosen.small else case_of(op, ranks, rows, "cpu")
-                )
+                case = _small(op, rows) if chosen.small else case_of(op, ranks, rows, "cpu")
                 with compiled_launches() as found:
                     call_on_case(OPS, op, case, in_place=True)
                 for resources in found:
