@@ -53,7 +53,8 @@ class Deployment:
             _at_least("prefix_snapshots", self.prefix_snapshots, 0),
             _at_least("drafts", self.drafts, 0),
         ]
-        if self.page_size > 0 and (self.prefix_block < 1 or self.prefix_block % self.page_size):
+        whole = type(self.page_size) is int and type(self.prefix_block) is int and self.page_size > 0
+        if not whole or self.prefix_block < 1 or self.prefix_block % self.page_size:
             checks.append(f"prefix_block is {self.prefix_block}, a multiple of page_size {self.page_size} is needed")
         problems = [problem for problem in checks if problem]
         if problems:
@@ -70,9 +71,11 @@ class Deployment:
         return self.pages if self.pages is not None else self.max_batch * self.max_pages
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str | None:
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> str | None:
     return None if value in allowed else f"{name} is {value!r}, allowed are {', '.join(allowed)}"
 
 
-def _at_least(name: str, value: int, least: int) -> str | None:
-    return None if value >= least else f"{name} is {value}, at least {least} is needed"
+def _at_least(name: str, value: object, least: int) -> str | None:
+    # bool is an int to Python, and no count to anybody.
+    fits = type(value) is int and value >= least
+    return None if fits else f"{name} is {value!r}, a whole number of at least {least} is needed"

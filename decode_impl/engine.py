@@ -144,8 +144,10 @@ class Engine:
 
     def _schedule(self) -> list[tuple[Request, Chunk]]:
         """Decode rows of all requests past their prompt and one chunk of prefill, each with its pages secured."""
-        scheduled: list[tuple[Request, Chunk]] = []
+        scheduled: list[tuple[Request, int]] = []
         prefill_taken = False
+        for request in list(self._running):
+            self._give_back_spare_pages(request)
         for request in list(self._running):
             length = self._next_length(request)
             if not request.running or (length > 1 and prefill_taken):
@@ -153,8 +155,11 @@ class Engine:
             if not self._secure_pages(request, request.computed + length):
                 break
             prefill_taken |= length > 1
-            scheduled.append((request, self._chunk(request, length)))
-        return [(request, chunk) for request, chunk in scheduled if request.running]
+            scheduled.append((request, length))
+        running = [(request, length) for request, length in scheduled if request.running]
+        for request, length in running:
+            self._secure_drafts(request, length)
+        return [(request, self._chunk(request, length)) for request, length in running]
 
     def _chunk(self, request: Request, length: int) -> Chunk:
         """The request's next tokens; its drafts, if it has any, behind the last one."""
@@ -172,14 +177,8 @@ class Engine:
         return remaining
 
     def _secure_pages(self, request: Request, length: int) -> bool:
-        """Give the request pages for `length` tokens and its drafts; False if it had to be preempted itself.
-
-        For drafts nobody is preempted: they are dropped where free pages do not suffice.
-        """
+        """Give the request pages for `length` tokens; False if it had to be preempted itself."""
         latents = self.runner.latents
-        if -(-(length + len(request.drafts)) // latents.page_size) - len(request.pages) > latents.free_pages:
-            request.drafts = []
-        length += len(request.drafts)
         while len(request.pages) < -(-length // latents.page_size):
             if latents.free_pages:
                 request.pages.append(latents.allocate())
@@ -189,6 +188,21 @@ class Engine:
                 if victim is request:
                     return False
         return True
+
+    def _secure_drafts(self, request: Request, length: int) -> None:
+        """Give the request pages for its drafts, of those still free once all others have theirs; else no drafts."""
+        latents = self.runner.latents
+        missing = -(-(request.computed + length + len(request.drafts)) // latents.page_size) - len(request.pages)
+        if missing > latents.free_pages:
+            request.drafts, request.draft_distributions = [], []
+            return
+        request.pages += [latents.allocate() for _ in range(missing)]
+
+    def _give_back_spare_pages(self, request: Request) -> None:
+        """Pages that only held drafts which were refused; nobody is preempted for the sake of drafts."""
+        latents = self.runner.latents
+        while len(request.pages) > -(-request.computed // latents.page_size):
+            latents.release(request.pages.pop())
 
     def _advance(self, request: Request, chunk: Chunk, logits: Tensor) -> None:
         """Take what a step computed for one request: commit tokens, keep the state after the last of them."""
@@ -210,6 +224,8 @@ class Engine:
         for row, draft in zip(logits, [*drafts, None], strict=True):
             choose = partial(self.speculator.choose, request, row, chunk.start + committed + 1, committed, draft)
             token = self._commit(request, choose)
+            if token is None:
+                return committed  # the request has ended in an error; what it verified is no evidence
             committed += 1
             if request.finish or token != draft:
                 break

@@ -28,6 +28,8 @@ class SamplingParams:
             raise SamplingError(f"temperature is {self.temperature}, a finite number >= 0 is needed")
         if not 0 < self.top_p <= 1:
             raise SamplingError(f"top_p is {self.top_p}, allowed is 0 < top_p <= 1")
+        if type(self.seed) is not int:
+            raise SamplingError(f"seed is {self.seed!r}, a whole number is needed")
 
 
 def sample(logits: Tensor, params: SamplingParams, position: int) -> int:

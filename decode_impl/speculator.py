@@ -49,8 +49,8 @@ class Speculator:
         """The token at `position`, from a verify step's row of logits, f32 [vocab]; `draft` is the guess at it.
 
         A draft that was its drafter's first choice is accepted where it equals the token that would be drawn without
-        drafts, so that text never depends on drafts: for drafts that are certain of themselves this is the standard
-        rejection rule. Drafts that were drawn from a distribution go through that rule itself.
+        drafts, so that text depends on drafts by ties at most; for drafts that are certain of themselves this is the
+        standard rejection rule. Drafts that were drawn from a distribution go through that rule itself.
 
         Raises:
             SamplingError: the logits hold NaN or infinity.

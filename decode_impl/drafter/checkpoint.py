@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -42,8 +43,8 @@ def load_drafter(folder: Path) -> DrafterModel:
         tensors = load_file(folder / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
         raise DrafterError(f"drafter weights {folder / WEIGHTS_FILE}: {error}") from error
-    expected = _expected_shapes(model)
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    expected = _expected(model)
+    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     names = sorted(expected | found)
     problems = [f"{n} is {found.get(n)}, expected {expected.get(n)}" for n in names if expected.get(n) != found.get(n)]
     if not problems:
@@ -56,15 +57,17 @@ def load_drafter(folder: Path) -> DrafterModel:
     return model.eval()
 
 
-def _expected_shapes(model: DrafterModel) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
+def _expected(model: DrafterModel) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of every stored tensor."""
+    specs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for name, tensor in model.state_dict().items():
         if stored_as_mxfp4(name):
             rows, columns = tensor.shape
-            shapes |= {f"{name}_packed": (rows, columns // 2), f"{name}_scale": (rows, columns // 32)}
+            specs[f"{name}_packed"] = (rows, columns // 2), torch.uint8
+            specs[f"{name}_scale"] = (rows, columns // 32), torch.uint8
         else:
-            shapes[name] = tuple(tensor.shape)
-    return shapes
+            specs[name] = tuple(tensor.shape), torch.bfloat16
+    return specs
 
 
 def _value(tensors: dict[str, Tensor], name: str) -> Tensor:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 
 class DrafterError(ValueError):
     """A drafter that cannot be used; the message names the file or field and what is wrong."""
+
+
+_MOST = {
+    "vocab_size": 1 << 20,
+    "hidden_size": 1 << 16,
+    "layers": 32,
+    "max_drafts": 64,
+    "latent_size": 1 << 16,
+    "heads": 1024,
+    "head_dim": 1024,
+    "mlp_size": 1 << 18,
+    "markov_rank": 1 << 14,
+}
+"""Largest sizes that are believed: memory is taken before the weights are seen."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +48,18 @@ class DrafterConfig:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "taps"}
         problems = [
-            f"{name} is {size!r}, a number > 0 is needed" for name, size in sizes.items() if not _positive(size)
+            f"{name} is {getattr(self, name)!r}, a whole number from 1 to {most} is needed"
+            for name, most in _MOST.items()
+            if not (type(getattr(self, name)) is int and 1 <= getattr(self, name) <= most)
         ]
-        if not self.taps or list(self.taps) != sorted({int(tap) for tap in self.taps}) or self.taps[0] < 0:
+        problems += [
+            f"{name} is {value!r}, a finite number > 0 is needed"
+            for name, value in (("rope_theta", self.rope_theta), ("eps", self.eps))
+            if not (type(value) in (int, float) and math.isfinite(value) and value > 0)
+        ]
+        whole = all(type(tap) is int and tap >= 0 for tap in self.taps)
+        if not self.taps or not whole or list(self.taps) != sorted(set(self.taps)):
             problems.append(f"taps are {self.taps!r}, rising layer numbers from 0 are needed")
         if not problems and self.head_dim % 2:
             problems.append(f"head_dim is {self.head_dim}, an even number is needed (rotary pairs)")
@@ -63,10 +85,6 @@ class DrafterConfig:
         return json.dumps({"model_type": "decodegate_block_drafter", **asdict(self)}, indent=1) + "\n"
 
 
-def _positive(size: object) -> bool:
-    return isinstance(size, int | float) and not isinstance(size, bool) and size > 0
-
-
 def read_drafter_config(path: Path) -> DrafterConfig:
     """Read `config.json`.
 
@@ -75,7 +93,7 @@ def read_drafter_config(path: Path) -> DrafterConfig:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DrafterError(f"drafter config {path}: {error}") from error
     if not isinstance(data, dict) or data.pop("model_type", None) != "decodegate_block_drafter":
         raise DrafterError(f"drafter config {path}: model_type is not decodegate_block_drafter")
@@ -84,5 +102,5 @@ def read_drafter_config(path: Path) -> DrafterConfig:
         raise DrafterError(f"drafter config {path}: unknown fields {', '.join(unknown)}")
     try:
         return DrafterConfig(**{**data, "taps": tuple(data.get("taps", ()))})
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise DrafterError(f"drafter config {path}: {error}") from error

@@ -82,12 +82,13 @@ class Drafter:
     ) -> Tensor:
         """As `draft`, with `choose(row, logits f32 [n, vocab])` picking every row's tokens, i64 [n]."""
         logits = self._block_logits(anchors, indices, block_table, count)
-        usable = logits.flatten(1).isfinite().all(-1, keepdim=True)
-        logits = logits.masked_fill(~usable[..., None], 0.0)
-        drafts = [anchors]
+        drafts, usable = [anchors], torch.ones_like(anchors, dtype=torch.bool)
         for row in range(count):
-            drafts.append(choose(row, logits[:, row] + self.model.markov_bias(drafts[-1])))
-        return torch.stack(drafts[1:], dim=1).masked_fill(~usable, NO_DRAFT)
+            shifted = logits[:, row] + self.model.markov_bias(drafts[-1])
+            usable &= shifted.isfinite().all(-1)
+            # A row that means nothing is chosen from all the same: its request gets no drafts, and no other is hurt.
+            drafts.append(choose(row, shifted.masked_fill(~usable[:, None], 0.0)))
+        return torch.stack(drafts[1:], dim=1).masked_fill(~usable[:, None], NO_DRAFT)
 
     def _block_logits(self, anchors: Tensor, indices: Tensor, block_table: Tensor, count: int) -> Tensor:
         """Logits f32 [n, count, vocab] of every request's block, before the Markov head."""

@@ -126,10 +126,14 @@ def messages(row: dict[str, str], style: int = 0) -> list[Message]:
     return [{"role": "user", "content": PROMPTS[style].format(problem=row["problem"])}]
 
 
+_LONGEST = 18
+"""Digits of the longest number that is read: a looping answer boxes thousands of them."""
+
+
 def extract(response: str) -> int | None:
-    """The last boxed integer of a response, or None."""
-    found = re.findall(r"\\boxed\{\s*(\d+)\s*\}", response)
-    return int(found[-1]) if found else None
+    """The last boxed integer of a response; None where there is none, or one too long to be any answer."""
+    found = re.findall(r"\\boxed\{\s*0*([0-9]+)\s*\}", response)
+    return int(found[-1]) if found and len(found[-1]) <= _LONGEST else None
 
 
 def correct(response: str, row: dict[str, str]) -> bool:

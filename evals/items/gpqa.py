@@ -218,7 +218,7 @@ def target(row: dict[str, Any], repeat: int) -> str:
 
 def extract(response: str) -> str | None:
     """The letter of the last stated answer, or None."""
-    found = re.findall(r"answer is \(?([ABCD])\)?", response)
+    found = re.findall(r"answer is \**\(?([ABCD])(?![A-Za-z])", response)
     return found[-1] if found else None
 
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from scipy.stats import chi2_contingency
+from safetensors.torch import load_file, save_file
+from scipy.stats import chi2_contingency, chisquare
 from small_models import SMALL, HandDriven, prompt_of, relative_rms, rounding_noise, runner_of, weights_of
 from test_engine import NEW_TOKENS, PROMPTS, assert_everything_given_back, assert_solo_answer, serve, solo
 from torch import Tensor
@@ -23,9 +24,10 @@ from decode_impl.drafter.drafter import NO_DRAFT, Drafter
 from decode_impl.drafter.model import DrafterModel, stored_as_mxfp4
 from decode_impl.engine import Engine
 from decode_impl.parts import PARTS
-from decode_impl.request import Finish
+from decode_impl.request import Finish, Request
 from decode_impl.runner import GENERIC, SPECIALIZED, ModelRunner
-from decode_impl.sampling import SamplingParams
+from decode_impl.sampling import SamplingParams, distribution
+from decode_impl.speculator import Speculator, _draw_drafts
 from numerics.formats import mxfp4_dequantise, mxfp4_quantise
 
 FAST = "latency_specialized"
@@ -205,15 +207,28 @@ def test_a_preempted_request_loses_its_drafts_and_its_column_but_not_its_text(pr
         assert_solo_answer(engine, request_id)
 
 
-def test_when_pages_are_short_drafts_are_dropped_before_anybody_is_preempted() -> None:
-    prompt = PROMPTS["r0"]
-    engine = speculative_engine(pages=2, max_batch=2, prefix_snapshots=0)
-    engine.add("r0", prompt, NEW_TOKENS)
-    engine.add("r2", PROMPTS["r2"], NEW_TOKENS)
+def test_nobody_is_preempted_for_the_sake_of_drafts() -> None:
+    """Requests that just fit without drafts also fit with them: drafts take free pages only, and give them back."""
+    preemptions = []
+    for drafts in (0, 7):
+        engine = speculative_engine(drafts=drafts, pages=3, max_batch=2, prefix_snapshots=0)
+        engine.add("long", PROMPTS["r4"][:12], 14)
+        engine.add("short", PROMPTS["r4"][:15], 3)
+        engine.run()
+        preemptions.append([engine.request(name).preemptions for name in ("long", "short")])
+        assert_everything_given_back(engine)
+    assert preemptions[0] == preemptions[1] == [0, 0]
+
+
+def test_verify_steps_say_what_was_committed() -> None:
+    engine = speculative_engine()
+    engine.add("r4", PROMPTS["r4"], NEW_TOKENS)
     engine.run()
-    assert engine.request("r0").preemptions <= 1
-    for request_id in ("r0", "r2"):
-        assert_solo_answer(engine, request_id)
+    request = engine.request("r4")
+    single = engine.runner.steps[GENERIC] - len(request.verify_steps) - 1  # one step is the prompt's
+    committed = sum(accepted + 1 for _, _, accepted in request.verify_steps)
+    assert committed + single + 1 == NEW_TOKENS
+    assert sum(engine.speculator.acceptance.steps.values()) == len(request.verify_steps)
 
 
 def test_a_prefix_that_ends_inside_a_verify_step_is_cached_with_the_state_of_its_column() -> None:
@@ -263,7 +278,50 @@ def test_a_request_whose_logits_are_nan_ends_with_an_error_among_healthy_verify_
     engine.run()
     assert sick.finish == Finish.ERROR
     assert "NaN" in sick.error
+    assert sum(accepted + 1 for _, _, accepted in sick.verify_steps) < len(sick.output)  # a NaN step commits nothing
     assert_solo_answer(engine, "r1")
+
+
+def test_a_drafter_that_goes_mad_for_one_row_costs_its_request_the_drafts_and_nobody_the_engine() -> None:
+    model = drafter_of()
+    with torch.no_grad():
+        model.markov_in[:] = 1e3
+        model.markov_out[:] = 3e38
+    for sampling in ("greedy", "sampled"):
+        deployment = Deployment(drafts=3, draft_sampling=sampling, max_batch=2, max_context=64, prefix_snapshots=0)
+        engine = Engine(ModelRunner(weights_of(), deployment, drafter=model))
+        engine.add("r0", PROMPTS["r0"], 4, SamplingParams(temperature=0.5))
+        engine.run()
+        assert engine.request("r0").finish == Finish.LENGTH
+        assert not engine.request("r0").verify_steps
+
+
+class _Fixed:
+    """A runner of which the speculator needs only its parts."""
+
+    parts = PARTS
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_drawn_drafts_commit_the_targets_joint_distribution(temperature: float) -> None:
+    """Two rows, four tokens, four thousand seeds: the drafts' own numbers, rows and seeds all matter."""
+    generator = torch.Generator().manual_seed(4)
+    p_logits, q_logits = (torch.randn(3, 4, generator=generator) * 1.5 for _ in range(2))
+    counts = torch.zeros(4, 4)
+    speculator = Speculator.__new__(Speculator)
+    speculator.runner = _Fixed()  # type: ignore[assignment]
+    for seed in range(4000):
+        request = Request("r", [0], 3, SamplingParams(temperature, seed=seed), frozenset(), output=[1], computed=1)
+        drafts = [int(_draw_drafts([request], row, q_logits[row : row + 1])[0]) for row in range(2)]
+        first = speculator.choose(request, p_logits[0], 2, 0, drafts[0])
+        if first == drafts[0]:
+            second = speculator.choose(request, p_logits[1], 3, 1, drafts[1])
+        else:
+            second = speculator.choose(request, p_logits[1], 3, 0, None)
+        counts[first, second] += 1
+    rows = [distribution(p_logits[i], SamplingParams(temperature), 0) for i in range(2)]
+    expected = (rows[0][:, None] * rows[1]) * 4000
+    assert chisquare(counts.flatten().tolist(), expected.flatten().tolist()).pvalue > 1e-3
 
 
 # The drafter.
@@ -323,6 +381,13 @@ def test_a_saved_drafter_loads_with_the_same_parameters(tmp_path: Any) -> None:
         ("config.json", DRAFTER.to_json().replace('"latent_size": 32', '"latent_size": 8'), "latent_size is 8"),
         ("config.json", DRAFTER.to_json().replace('"heads": 2', '"heads": 2, "x": 1'), "unknown fields x"),
         ("config.json", DRAFTER.to_json().replace('"latent_size": 32', '"latent_size": 64'), "context_proj_packed is"),
+        ("config.json", DRAFTER.to_json().replace('"heads": 2', '"heads": 2.0'), "heads is 2.0"),
+        ("config.json", DRAFTER.to_json().replace('"max_drafts": 7', '"max_drafts": 1000000000000'), "max_drafts is"),
+        ("config.json", DRAFTER.to_json().replace("10000.0", "Infinity"), "rope_theta is inf"),
+        ("config.json", DRAFTER.to_json().replace('"head_dim": 32', '"head_dim": 33'), "head_dim is 33"),
+        ("config.json", DRAFTER.to_json().replace("  2,\n", "  true,\n"), "taps are"),
+        ("config.json", DRAFTER.to_json().replace("  2,\n", "  5,\n"), "taps are"),
+        ("config.json", "[" * 100_000, "config.json"),
         ("model.safetensors", "nonsense", "model.safetensors"),
     ],
 )
@@ -331,6 +396,25 @@ def test_a_drafter_that_cannot_be_used_is_refused_with_what_is_wrong(
 ) -> None:
     save_drafter(drafter_of(), tmp_path)
     (tmp_path / file).write_text(content, encoding="utf-8")
+    with pytest.raises(DrafterError, match=message):
+        load_drafter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("output_norm", torch.full([64], math.nan, dtype=torch.bfloat16), "output_norm holds NaN"),
+        ("output_norm", torch.ones(64), "output_norm is"),
+        ("context_proj_scale", torch.ones(32, 4, dtype=torch.int64), "context_proj_scale is"),
+        ("extra", torch.ones(1), "extra is"),
+    ],
+)
+def test_drafter_weights_that_are_not_what_the_config_says_are_refused(
+    tmp_path: Any, name: str, tensor: Tensor, message: str
+) -> None:
+    save_drafter(drafter_of(), tmp_path)
+    tensors = {**load_file(tmp_path / "model.safetensors"), name: tensor}
+    save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(DrafterError, match=message):
         load_drafter(tmp_path)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,3 +194,39 @@ def test_packed_rows_are_full_whole_documents_of_the_train_split_and_the_seeds_a
     for row, weight in zip(tokens, weights, strict=True):
         answers = (row == shards.ROLES["assistant"]).sum()
         assert ((row == shards.EOS) & (weight == shards.ANSWER_WEIGHT)).sum() <= answers
+
+
+@pytest.mark.parametrize("kind", ["aime", "gpqa", "chain"])
+def test_training_documents_are_drawn_from_the_train_split_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, asked = {"aime": aime, "gpqa": gpqa, "chain": chain}[kind], []
+    right = module.item
+
+    def item(split: str, *rest: Any) -> Any:
+        asked.append(split)
+        return right(split, *rest)
+
+    monkeypatch.setattr(module, "item", item)
+    for seed in range(20):
+        shards.MAKERS[kind](random.Random(seed), 1024)
+    assert asked == ["train"] * 20
+
+
+def test_training_conversations_of_the_eval_split_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = iter(["eval", "eval", "train"])
+    monkeypatch.setattr(shards, "split_of", lambda text: next(verdicts))
+    shards.mrcr_document(random.Random(0), 1024)
+    assert next(verdicts, None) is None
+
+
+@pytest.mark.parametrize(
+    ("response", "letter"),
+    [("The answer is (B).", "B"), ("answer is **C**", "C"), ("The answer is Apparently not clear", None), ("", None)],
+)
+def test_a_letter_is_a_letter_and_not_the_beginning_of_a_word(response: str, letter: str | None) -> None:
+    assert gpqa.extract(response) == letter
+
+
+def test_a_boxed_number_of_thousands_of_digits_is_a_wrong_answer_and_no_crash() -> None:
+    row = aime.item("eval", 0).row
+    assert not aime.correct("\\boxed{" + "1" * 5000 + "}", row)
+    assert aime.correct("\\boxed{000" + row["answer"] + "}", row)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from decode_impl.batch import Chunk
 from decode_impl.caches import LatentCache, ScaleError
-from decode_impl.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from decode_impl.checkpoint import CONFIG_FILE, WEIGHTS_FILE, Checkpoint, CheckpointError, load_checkpoint
 from decode_impl.deployment import Deployment, DeploymentError
 from decode_impl.drafter.checkpoint import load_drafter
+from decode_impl.drafter.config import DrafterError
 from decode_impl.drafter.model import DrafterModel
 from decode_impl.embedded import EMBEDDED_MODEL
 from decode_impl.ops import OpTable, call_on_case
@@ -31,7 +32,7 @@ from validation.faults.base import ENGINE, Fault
 from validation.targets.base import ArmConfig, Capability, Case, Counters, ForcedStep, TargetError
 from validation.targets.builtin_schedule import ENGINE_PARTS, caches_of, play
 from validation.targets.builtin_text import answer
-from validation.targets.chat import render_chat
+from validation.targets.chat import encode_chat
 from validation.targets.schedule import Played, Schedule
 from validation.targets.text import Answer, Ask
 
@@ -91,6 +92,7 @@ class BuiltinTarget:
             "model": self._checkpoint.config.name,
             "weights_sha256": self._checkpoint.digest,
             "tokenizer_sha256": self._tokenizer_digest,
+            "drafter_sha256": self._drafter_digest,
             "specialised path": implementation(torch.device("cpu")),
             "device": "cpu",
             "torch": torch.__version__,
@@ -113,7 +115,7 @@ class BuiltinTarget:
         file = self._folder / "tokenizer_config.json" if self._folder else None
         if file is None:
             raise TargetError(f"model {self._checkpoint.config.name} has no folder, and so no chat template")
-        return [int(i) for i in self._tokenizer.encode(render_chat(file, messages), add_special_tokens=False).ids]
+        return encode_chat(self._tokenizer, file, messages)
 
     def stop_tokens(self) -> list[int]:
         """The end-of-sequence token."""
@@ -122,7 +124,17 @@ class BuiltinTarget:
     @cached_property
     def _drafter(self) -> DrafterModel | None:
         folder = self._folder / "drafter" if self._folder else None
-        return load_drafter(folder) if folder and folder.is_dir() else None
+        try:
+            return load_drafter(folder) if folder and folder.is_dir() else None
+        except DrafterError as error:
+            raise TargetError(str(error)) from None
+
+    @cached_property
+    def _drafter_digest(self) -> str:
+        folder = self._folder / "drafter" if self._folder else None
+        files = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE)] if folder and folder.is_dir() else []
+        digest = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files))
+        return digest.hexdigest() if files else "none"
 
     @cached_property
     def _tokenizer_digest(self) -> str:
