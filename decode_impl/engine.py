@@ -215,7 +215,7 @@ class Engine:
         self._keep_prefixes(request, chunk, committed, logits)
         request.computed += committed
         if request.finish:
-            self._release(request)
+            self._end(request, request.finish)
 
     def _commit_verified(self, request: Request, chunk: Chunk, logits: Tensor) -> int:
         """Commit a token after every row, as long as it is the next draft. Returns how many."""

@@ -18,7 +18,7 @@ from decode_impl.ops import call_on_case
 from decode_impl.runner import SPECIALIZED, ModelRunner, Paths
 from decode_impl.specialized import emulation
 from decode_impl.specialized.contract import BATCH_BINS
-from decode_impl.specialized.implementation import KERNELS, implementation
+from decode_impl.specialized.implementation import EMULATION, KERNELS, implementation
 from decode_impl.weights import shard_weights
 from numerics.bounds import BF16, E4M3
 from numerics.families import FAMILIES, K3_SHARD_8, K3_SHARD_16, MINI, make_case
@@ -52,7 +52,10 @@ def run(op: str, case: Case) -> dict[str, Tensor]:
     return {name: moved(x, "cpu") for name, x in outputs.items()}
 
 
-def test_a_cuda_device_runs_the_kernels_and_the_record_would_say_so() -> None:
+def test_a_cuda_device_runs_the_kernels_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DECODEGATE_KERNELS", raising=False)
+    assert implementation(torch.device("cuda")) == EMULATION
+    monkeypatch.setenv("DECODEGATE_KERNELS", "1")
     assert implementation(torch.device("cuda")) == KERNELS
 
 

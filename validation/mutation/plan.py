@@ -45,7 +45,8 @@ def units_for(gate: Gate, context: Context, fault: Fault) -> list[Unit]:
     schedules = sorted((unit for unit in units if "schedule" in unit.params), key=lambda unit: _rank(unit, likely))
     cells = sorted((unit for unit in units if "batch" in unit.params), key=_cell_cost(context.settings))
     if fault.paths == (ENGINE,):
-        return schedules
+        # A schedule compares an arm with itself: what is wrong alike in both shows against the baseline only.
+        return [*schedules, *cells[:1]]
     if fault.component in _SPECULATIVE:
         return [unit for unit in schedules if "verify" in unit.id]
     summed = [unit for unit in cells if unit.params["tp"] > 1][:1] if fault.component in _SUMMED else []

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from validation.targets.base import Arm, ArmConfig, Case, Counters, ForcedStep, Target
 from validation.targets.schedule import Played, Schedule
+from validation.targets.text import Answer, Ask
 
 _MOST_BYTES = 256 * 2**20
 """Remembered results of ops in bytes; the faults of one component share far less."""
@@ -50,6 +51,7 @@ class RememberingArm:
         self._held = 0
         self._decodes: dict[Any, _Decoded] = {}
         self._played: dict[Schedule, Played] = {}
+        self._answered: dict[tuple[Ask, ...], list[Answer]] = {}
 
     def ops(self) -> frozenset[str]:
         """As the arm's."""
@@ -83,6 +85,13 @@ class RememberingArm:
         if schedule not in self._played:
             self._played[schedule] = self._arm.generate(schedule)
         return self._played[schedule]
+
+    def answer(self, asks: Sequence[Ask]) -> list[Answer]:
+        """As the arm's."""
+        key = tuple(asks)
+        if key not in self._answered:
+            self._answered[key] = self._arm.answer(asks)
+        return list(self._answered[key])
 
     def counters(self) -> Counters:
         """As the arm's: remembered steps are not counted again."""
