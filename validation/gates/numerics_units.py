@@ -136,6 +136,11 @@ def replay_error(case: Any) -> str | None:
         return f"there is no width {case['width']!r}"
     if not 1 <= case["rows"] <= 512 or ("verify_width" in case) != (case["op"] == "kda_verify"):
         return "rows must be 1 to 512, and kda_verify alone has a verify_width"
+    width = case.get("verify_width", 1)
+    if type(width) is not int or not 1 <= width * case["rows"] <= MAX_ROWS * 8:
+        return (
+            f"verify_width is {width!r}, a whole number of 1 or more with at most {MAX_ROWS * 8} rows in all is needed"
+        )
     return None
 
 

@@ -79,10 +79,12 @@ class StabilityGate:
         """All tasks within their allowances, and KL that does not grow along a text."""
         tasks = {unit: result for unit, result in results.items() if unit != "drift"}
         judged = {unit: judge_task(unit, result, _seed(context, unit)) for unit, result in tasks.items()}
-        drift, quarters = judge_drift("drift", results["drift"], _seed(context, "drift"))
+        drift, quarters = (
+            judge_drift("drift", results["drift"], _seed(context, "drift")) if "drift" in results else ([], [])
+        )
         findings: list[Finding] = [f for task in judged.values() for f in task.findings] + drift
         undecided = [f"{unit}: {what}" for unit, task in judged.items() for what in task.undecided]
-        verdict = Verdict.FAIL if findings else Verdict.INCONCLUSIVE if undecided else Verdict.PASS
+        verdict = Verdict.FAIL if findings or not results else Verdict.INCONCLUSIVE if undecided else Verdict.PASS
         shown = quarters[:-1]
         return GateResult(
             gate=self.name,

@@ -112,7 +112,8 @@ def asked(gate: Gate, units: Sequence[Unit], context: Context) -> dict[str, Json
             judged = gate.judge({unit.id: cast(dict[str, Any], unpacked(outcome.result))}, context)
         except Exception as error:
             return {"says": ERROR, "units": tried, "unit": unit.id, "reason": describe(error), "seconds": seconds}
-        if judged.verdict is Verdict.FAIL:
-            reason = judged.findings[0].message if judged.findings else judged.summary
+        # Red without a finding means that nothing was judged here: that is no evidence against the fault.
+        if judged.verdict is Verdict.FAIL and judged.findings:
+            reason = judged.findings[0].message
             return {"says": CAUGHT, "units": tried, "unit": unit.id, "reason": one_line(reason), "seconds": seconds}
     return {"says": MISSED, "units": len(units), "seconds": seconds}

@@ -61,6 +61,8 @@ def mutate(
     """
     if Capability.INJECT_FAULT not in target.capabilities:
         raise UsageError(f"target {target.name!r} lacks the capability 'inject a fault'; nothing can be mutated")
+    if not any(fault.injectable for fault in request.faults):
+        raise UsageError("none of these faults can be injected: they are only declared; see decodegate faults")
     check_settings(request.profile, request.gates)
     created = datetime.now(UTC)
     folder = RunFolder.find(out, resume) if resume is not None else RunFolder.create(out, new_run_id(created))
