@@ -48,7 +48,7 @@ def scored(name: str, index: int) -> Scored:
 def main() -> None:
     """Generate and score."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--set", required=True)
+    parser.add_argument("--set", required=True, help="aime, gpqa, mrcr-NEEDLES-CHARS[-unmarked] or chain-TOKENS")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--kv", default="bf16")

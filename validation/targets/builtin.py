@@ -210,7 +210,10 @@ def with_faults(paths: Paths, parts: PartTable, faults: Sequence[Fault]) -> tupl
     tables: dict[str, OpTable] = {"generic": paths.generic, "specialized": paths.specialized, ENGINE: parts}
     for fault in faults:
         if not fault.injectable:
-            raise TargetError(f"fault {fault.id} is only declared: there is no {fault.component!r} to break here yet")
+            raise TargetError(
+                f"fault {fault.id} is only declared: there is no {fault.component!r} to break here yet; "
+                "choose one that `decodegate faults` does not mark so"
+            )
         for path in fault.paths:
             tables[path] = {**tables[path], **fault.mutate(tables[path])}
     return Paths(tables["generic"], tables["specialized"]), tables[ENGINE]
