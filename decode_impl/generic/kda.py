@@ -8,7 +8,7 @@ place and only at the slots they own; slot 0 is null.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,37 +93,13 @@ def gated_norm(o: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
     return bf16(normed * torch.sigmoid(gate.float())).flatten(-2)
 
 
-def kda_step(
-    *,
-    proj: Tensor,
-    f_b: Tensor,
-    conv_weight: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    lower_bound: float,
-    norm_weight: Tensor,
-    conv_state: Tensor,
-    state: Tensor,
-    slots: Tensor,
-) -> Tensor:
+def kda_step(*, slots: Tensor, **inputs: Any) -> Tensor:
     """One token for every row: row i reads and writes slot `slots[i]`.
 
     proj: bf16 [n, 4D+d+h]; conv_state: bf16 [slots, 3D, 3]; state: f32 or bf16 [slots, h, d, d], both written in place;
     slots: i64 [n]. Returns bf16 [n, D]; rows of slot 0 are zero and write nothing.
     """
-    return kda_verify(
-        proj=proj,
-        f_b=f_b,
-        conv_weight=conv_weight,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        lower_bound=lower_bound,
-        norm_weight=norm_weight,
-        conv_state=conv_state,
-        state=state,
-        sources=slots,
-        targets=slots[:, None],
-    )
+    return kda_verify(sources=slots, targets=slots[:, None], **inputs)
 
 
 def kda_verify(

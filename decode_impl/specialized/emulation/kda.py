@@ -7,6 +7,7 @@ before the gate). The state is read and written once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,38 +29,12 @@ def delta_rule(S: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: 
     return S, (S * q[..., None, :]).sum(-1)
 
 
-def kda_step(
-    *,
-    proj: Tensor,
-    f_b: Tensor,
-    conv_weight: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    lower_bound: float,
-    norm_weight: Tensor,
-    conv_state: Tensor,
-    state: Tensor,
-    slots: Tensor,
-    delta: Callable[..., tuple[Tensor, Tensor]] = delta_rule,
-) -> Tensor:
+def kda_step(*, slots: Tensor, delta: Callable[..., tuple[Tensor, Tensor]] = delta_rule, **inputs: Any) -> Tensor:
     """One token for every row, at slot `slots[i]`; rows of slot 0 are zero and write nothing. Returns bf16 [n, D].
 
     Shapes as in docs/ops.md. Part: `delta`, the recurrence.
     """
-    return kda_verify(
-        proj=proj,
-        f_b=f_b,
-        conv_weight=conv_weight,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        lower_bound=lower_bound,
-        norm_weight=norm_weight,
-        conv_state=conv_state,
-        state=state,
-        sources=slots,
-        targets=slots[:, None],
-        delta=delta,
-    )
+    return kda_verify(sources=slots, targets=slots[:, None], delta=delta, **inputs)
 
 
 def kda_verify(

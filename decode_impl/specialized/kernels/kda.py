@@ -18,6 +18,8 @@ request's `w` tokens there, and written once per token to that token's slot.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -146,33 +148,9 @@ def _occupancy(heads: int, requests: int, width: int, head_dim: int) -> dict[str
     return {"num_warps": 16, "CHUNK": head_dim}
 
 
-def kda_step(
-    *,
-    proj: Tensor,
-    f_b: Tensor,
-    conv_weight: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    lower_bound: float,
-    norm_weight: Tensor,
-    conv_state: Tensor,
-    state: Tensor,
-    slots: Tensor,
-) -> Tensor:
+def kda_step(*, slots: Tensor, **inputs: Any) -> Tensor:
     """One token of every request, in its slot. Returns bf16 [n, D]. Contract: module docstring."""
-    return kda_verify(
-        proj=proj,
-        f_b=f_b,
-        conv_weight=conv_weight,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        lower_bound=lower_bound,
-        norm_weight=norm_weight,
-        conv_state=conv_state,
-        state=state,
-        sources=slots,
-        targets=slots[:, None],
-    )
+    return kda_verify(sources=slots, targets=slots[:, None], **inputs)
 
 
 def kda_verify(
