@@ -8,9 +8,10 @@ from typing import Any
 
 from validation.errors import UsageError
 from validation.gates.numerics_units import replay_error
+from validation.names import is_safe_name
 from validation.profile import Profile
 from validation.record import RunRecord
-from validation.storage import RunFolder, is_safe_name
+from validation.storage import RunFolder
 
 GATE = "numerics"
 RUNS, CASES = 10, 20

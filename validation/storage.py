@@ -5,25 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from validation.errors import UsageError, one_line
 from validation.jsonio import canonical, digest, pretty
+from validation.names import is_safe_name
+from validation.reading import LARGEST_RECORD, read_limited, read_run_record
 from validation.record import RunRecord, UnitRecord, UnitResult
-
-_SAFE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-
-
-def is_safe_name(name: str) -> bool:
-    """Whether `name` may become a file name: letters, digits, `.`, `_` and `-`, no leading dot, no `..`."""
-    return _SAFE.fullmatch(name) is not None and ".." not in name
 
 
 def new_run_id(now: datetime) -> str:
@@ -154,19 +146,9 @@ class RunFolder:
         """Read `record.json`.
 
         Raises:
-            UsageError: there is none, or it is not a record of this version.
+            UsageError: there is none, it is not a record of this version, or it contradicts itself.
         """
-        path = self.file("record.json")
-        try:
-            return RunRecord.model_validate_json(path.read_bytes())
-        except OSError as error:
-            reason = error.strerror or one_line(error)
-            raise UsageError(f"{str(path)!r} cannot be read: {reason}; start a new run") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            problem = f"{where}: {first['msg']}" if where else first["msg"]
-            raise UsageError(f"{str(path)!r} is not a whole run record: {one_line(problem)}") from error
+        return read_run_record(self.file("record.json"))
 
     def write_unit(self, result: UnitResult) -> None:
         """Keep the result of one finished unit."""
@@ -177,7 +159,8 @@ class RunFolder:
     def read_unit(self, gate: str, unit: str, identity: str) -> UnitResult | None:
         """The kept result of a unit; None when there is none, or when it is torn, edited or of another context."""
         try:
-            document = json.loads(self.file("units", gate, f"{unit}.json").read_bytes())
+            data = read_limited(self.file("units", gate, f"{unit}.json"), LARGEST_RECORD, "unit's result")
+            document = json.loads(data)
             record = UnitRecord.model_validate(document)
         except (OSError, ValueError, RecursionError):
             return None

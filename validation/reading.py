@@ -1,0 +1,139 @@
+"""Reading a record that someone else may have written: whole, of this version, of a sane size, and at one with itself.
+
+A record is read from a pull request's artifact or from an old disk. Whatever is wrong with it is one line and exit
+code 2, and nothing is written where it lies.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from validation.errors import UsageError, one_line
+from validation.judging import run_verdict
+from validation.names import is_safe_name
+from validation.record import SCHEMA_VERSION, GateDoc, RunRecord
+
+LARGEST_RECORD = 64 * 2**20
+"""Bytes. A premerge record has 70 KB and grows with findings and tables, so this is a thousand of them."""
+
+LARGEST_NUMBER = 2**63
+"""Whole numbers of a record stay below it; counters and seeds do, and larger ones cannot be plotted or stored."""
+
+
+def read_limited(path: Path, largest: int, what: str, advice: str = "") -> bytes:
+    """The bytes of a regular file of at most `largest` bytes; `advice` ends the message of a file that cannot be read.
+
+    Raises:
+        UsageError: no such file, no permission, a folder, pipe or device, or a larger file.
+    """
+    try:
+        # A pipe without a writer would block for ever when opened in the usual way.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise UsageError(f"{str(path)!r} is not a regular file; give a {what}")
+            data = file.read(largest + 1)
+    except OSError as error:
+        reason = "; ".join(filter(None, (error.strerror or one_line(error), advice)))
+        raise UsageError(f"{str(path)!r} cannot be read: {reason}") from error
+    if len(data) > largest:
+        raise UsageError(f"{str(path)!r} has more than {largest:,} bytes, which no {what} has; it is not read")
+    return data
+
+
+def first_problem(error: ValidationError) -> str:
+    """What pydantic objects to first, with its place, as one line."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return one_line(f"{where}: {first['msg']}" if where else first["msg"])
+
+
+def read_run_record(path: Path) -> RunRecord:
+    """The run record at `path`.
+
+    Raises:
+        UsageError: it cannot be read, is not a whole record of this schema version, or contradicts itself.
+    """
+    data = read_limited(path, LARGEST_RECORD, "run record", "start a new run")
+    try:
+        record = RunRecord.model_validate_json(data)
+    except (ValidationError, RecursionError) as error:
+        problem = _version_problem(error) or (
+            first_problem(error) if isinstance(error, ValidationError) else "nested too deeply"
+        )
+        raise UsageError(f"{str(path)!r} is not a whole run record: {problem}") from error
+    problem = next(_contradictions(record), None)
+    if problem is not None:
+        raise UsageError(f"{str(path)!r} is not a whole run record: {one_line(problem)}")
+    return record
+
+
+def _version_problem(error: Exception) -> str | None:
+    if not isinstance(error, ValidationError):
+        return None
+    for item in error.errors():
+        if item["loc"] == ("schema_version",):
+            given = one_line(item["input"])[:20]
+            return f"its schema_version is {given}, this decodegate reads {SCHEMA_VERSION}; use the one that wrote it"
+    return None
+
+
+def _contradictions(record: RunRecord) -> Iterator[str]:
+    """What no run of decodegate writes, although the schema allows it."""
+    stable = record.stable
+    for number in _numbers(record):
+        if abs(number) >= LARGEST_NUMBER:
+            yield "it holds a whole number of 2^63 or more"
+            return
+    if not is_safe_name(record.run.id):
+        yield f"run.id {record.run.id!r} is not a run id"
+    for arm in ("baseline", "candidate"):
+        if "decode_backend" not in stable.arms.get(arm, {}):
+            yield f"stable.arms has no {arm} with a decode_backend"
+    content = stable.profile.content
+    if not isinstance(content.get("description"), str) or not isinstance(content.get("gates"), dict):
+        yield "stable.profile.content has no description or no gates"
+        return
+    names = [gate.name for gate in stable.gates]
+    for gate in stable.gates:
+        yield from _gate_contradictions(gate, content["gates"], names)
+    done = record.status == "finished"
+    if done != (stable.verdict is not None):
+        yield f"its status is {record.status} and its verdict is {stable.verdict}"
+    if done and run_verdict(stable.gates) is not stable.verdict:
+        yield f"its verdict is {stable.verdict}, its gates make {run_verdict(stable.gates)}"
+
+
+def _gate_contradictions(gate: GateDoc, settings: Any, names: list[str]) -> Iterator[str]:
+    if not is_safe_name(gate.name) or names.count(gate.name) > 1:
+        yield f"gate {gate.name!r} is there twice, or its name is not safe as a file name"
+    if gate.name not in settings:
+        yield f"gate {gate.name!r} is not in the profile that the record holds"
+    if gate.required and gate.counts_as is None:
+        yield f"gate {gate.name!r} is required and has no say"
+    for plot in gate.plots:
+        if plot.kind == "histogram" and not all(isinstance(edge, int | float) for edge in plot.x):
+            yield f"plot {plot.title!r} is a histogram with bin edges that are no numbers"
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _numbers(getattr(value, name))
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _numbers(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _numbers(item)
