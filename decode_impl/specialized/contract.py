@@ -19,8 +19,12 @@ ONE_SHOT_ROWS = 32
 """Largest bin whose all-reduce is one-shot (four thread groups); above it the two-shot order is used."""
 
 _SPLIT_K = {1: 8, 2: 8, 4: 8, 8: 8, 16: 4, 32: 2, 64: 2}
-_SPLIT_KV = {1: 16, 2: 16, 4: 16, 8: 8, 16: 4, 32: 4, 64: 2}
+_SPLIT_KV = {1: 64, 2: 64, 4: 64, 8: 32, 16: 16, 32: 8, 64: 4}
+_LEAST_SPLIT_PAGES = 4
 _K_GRAIN = 32
+
+KV_BLOCK = 32
+"""Keys that attention takes at a time within a split: a numerator is rounded relative to the largest score so far."""
 
 
 def batch_bin(rows: int) -> int:
@@ -44,5 +48,8 @@ def split_k(columns: int, rows: int) -> int:
 
 
 def split_pages(max_pages: int, rows: int) -> int:
-    """Pages that one KV split covers, from the engine's context limit (`max_pages` a request) and the batch bin."""
-    return -(-max_pages // _SPLIT_KV[batch_bin(rows)])
+    """Pages that one KV split covers, from the engine's context limit (`max_pages` a request) and the batch bin.
+
+    The splits of a bin give an H200 two CTAs a multiprocessor; below four pages a split costs more than it saves.
+    """
+    return max(-(-max_pages // _SPLIT_KV[batch_bin(rows)]), _LEAST_SPLIT_PAGES)

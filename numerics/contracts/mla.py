@@ -11,7 +11,7 @@ from numerics.contracts import bounded as fp
 from numerics.contracts.bounded import Bounded, exact
 from numerics.contracts.check import Expected, Stored
 from numerics.contracts.linear import at
-from numerics.contracts.roundings import Contract, split_length
+from numerics.contracts.roundings import KEYS_PER_BLOCK, Contract, split_length
 from numerics.oracles.case import Case, stored_values
 
 
@@ -76,17 +76,37 @@ def _attend(case: Case, contract: Contract, q: Tensor, table: Tensor, length: in
     scores = fp.rounded_f32(fp.scaled(fp.matmul(exact(stored_values(q, 1.0)), exact(keys.T)), scale), 2.0)
     pieces = [slice(a, a + (split or length)) for a in range(0, length, split or length)]
     top = scores.value.amax(-1, keepdim=True)
-    weights, joins = [], []
+    masses, rounded = [], []
     for piece in pieces:
-        own_top = scores.value[:, piece].amax(-1, keepdim=True)
-        p = fp.exp(fp.add(scores[:, piece], exact(-own_top)))
-        joins.append(_join(own_top, top, fp.total(p, keepdim=True)))
-        weights.append(p)
-    mass = fp.concatenated([fp.mul(fp.total(p, keepdim=True), w) for p, w in zip(weights, joins, strict=True)])
-    inverse = fp.reciprocal(fp.total(mass, keepdim=True))
-    rounded = [fp.mul(at(contract, "p", p), w) for p, w in zip(weights, joins, strict=True)]
+        p, own_top = _numerators(scores[:, piece], contract, split is not None)
+        mass = fp.total(p[0], keepdim=True)
+        join = _join(own_top, top, mass)
+        masses.append(fp.mul(mass, join))
+        rounded.append(fp.mul(p[1], join))
+    inverse = fp.reciprocal(fp.total(fp.concatenated(masses), keepdim=True))
     latent = fp.mul(fp.matmul(fp.concatenated(rounded), exact(keys[:, :C])), inverse)
     return fp.scaled(latent, case["k_scale"]) if fp8 else latent
+
+
+def _numerators(scores: Bounded, contract: Contract, running: bool) -> tuple[tuple[Bounded, Bounded], Tensor]:
+    """Numerators of a piece as they are summed and as they are multiplied, and the score that they are relative to.
+
+    `running`: they are rounded relative to the largest score so far, and brought to that of the whole piece after it.
+    """
+    top = scores.value.amax(-1, keepdim=True)
+    so_far = _running_top(scores.value) if running else top
+    p = fp.exp(fp.add(scores, exact(-so_far)))
+    rounded = at(contract, "p", p)
+    if running:
+        rescale = fp.exp(exact(so_far - top))
+        p, rounded = fp.mul(p, rescale), fp.mul(rounded, rescale)
+    return (p, rounded), top
+
+
+def _running_top(scores: Tensor) -> Tensor:
+    """Per key, the largest score of its block and of those before it. scores [h, keys] of one split."""
+    blocks = torch.stack([block.amax(-1) for block in scores.split(KEYS_PER_BLOCK, dim=-1)], dim=-1)
+    return blocks.cummax(-1).values.repeat_interleave(KEYS_PER_BLOCK, -1)[:, : scores.shape[-1]]
 
 
 def _join(own_top: Tensor, top: Tensor, mass: Bounded) -> Bounded:

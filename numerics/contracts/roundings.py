@@ -77,7 +77,7 @@ SITES: Mapping[str, str] = MappingProxyType(
         "mixed": "normalised mix",
         "norm": "normalised latent of the tail",
         "o": "read-out of the state",
-        "p": "softmax numerators, relative to the largest score of their split",
+        "p": "softmax numerators, relative to the largest score so far in their split (by blocks of 32 keys)",
         "partial": "this rank's output projection",
         "prefix": "prefix + delta",
         "q": "q_b @ q_n",
@@ -92,19 +92,25 @@ SITES: Mapping[str, str] = MappingProxyType(
 )
 """What the name of a site stands for."""
 
-SPLITS_BY_BIN: Mapping[int, int] = MappingProxyType({1: 16, 2: 16, 4: 16, 8: 8, 16: 4, 32: 4, 64: 2})
-"""Splits of the specialised attention by batch bin (the smallest that holds the rows)."""
+SPLITS_BY_BIN: Mapping[int, int] = MappingProxyType({1: 64, 2: 64, 4: 64, 8: 32, 16: 16, 32: 8, 64: 4})
+"""Most splits of the specialised attention by batch bin (the smallest that holds the rows)."""
+
+LEAST_SPLIT_PAGES = 4
+"""Pages of the shortest split."""
+
+KEYS_PER_BLOCK = 32
+"""Keys of a split that share a running maximum."""
 
 
 def split_length(rows: int, table_pages: int, page: int) -> int:
-    """Keys of one split: the block table's width in pages, cut into the bin's number of splits, rounded up to pages.
+    """Keys of one split: the block table's width in pages over the bin's splits, rounded up, at least the shortest.
 
     Raises ValueError for more rows than the largest bin.
     """
     bins = [size for size in SPLITS_BY_BIN if size >= rows]
     if not bins:
         raise ValueError(f"{rows} rows given, the specialised attention takes up to {max(SPLITS_BY_BIN)}")
-    return -(-table_pages // SPLITS_BY_BIN[min(bins)]) * page
+    return max(-(-table_pages // SPLITS_BY_BIN[min(bins)]), LEAST_SPLIT_PAGES) * page
 
 
 def contract_table() -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from decode_impl.specialized.contract import split_pages
+from decode_impl.specialized.contract import KV_BLOCK, split_pages
 from decode_impl.specialized.emulation.elementary import exp2, log2, sigmoid
 from decode_impl.specialized.emulation.projection import projection, rms_norm
 from numerics.formats import bf16, e4m3_decode, e4m3_encode
@@ -65,6 +65,14 @@ def merge(partials: Tensor, lse: Tensor) -> Tensor:
     return total / weight[..., None]
 
 
+def running_top(scores: Tensor) -> Tensor:
+    """Per key, the largest score of its block of `KV_BLOCK` keys and of the blocks before it. scores: f32 [..., keys]."""
+    keys = scores.shape[-1]
+    blocks = torch.nn.functional.pad(scores, (0, -keys % KV_BLOCK), value=EMPTY).unflatten(-1, (-1, KV_BLOCK))
+    top = blocks.amax(-1).cummax(-1).values
+    return top.repeat_interleave(KV_BLOCK, -1)[..., :keys]
+
+
 def mla_attend(
     *,
     q: Tensor,
@@ -77,9 +85,9 @@ def mla_attend(
     kv_rank: int,
     merge: Callable[[Tensor, Tensor], Tensor] = merge,
 ) -> Tensor:
-    """Split-KV decode. Probabilities are rounded to BF16 for the value product; their sum is not.
+    """Split-KV decode. Numerators are rounded to BF16 for the value product, relative to the largest score so far.
 
-    The split length follows from the width of `block_table` (the engine's context limit) and the batch bin alone.
+    Their sum is not rounded. The split length follows from the width of `block_table` (the engine's context limit) and the batch bin alone.
     Shapes as in docs/ops.md. Part: `merge`. Returns bf16 [n, h, C].
     """
     rows, page = q.shape[0], cache.shape[1]
@@ -96,11 +104,14 @@ def mla_attend(
     base2_scale = softmax_scale * LOG2E * (q_scale * k_scale if fp8 else 1.0)
     scores = (query[:, None] @ keys.transpose(-1, -2)) * base2_scale
     scores = scores.masked_fill(~seen[:, :, None], EMPTY)
-    top = scores.amax(-1, keepdim=True)
-    p = exp2(scores - top).masked_fill(~seen[:, :, None], 0.0)
-    total = p.sum(-1)
+    so_far = running_top(scores)
+    top = so_far[..., -1:]
+    p = exp2(scores - so_far).masked_fill(~seen[:, :, None], 0.0)
+    rescale = exp2(so_far - top)
+    total = (p * rescale).sum(-1)
     values = keys[..., :kv_rank].masked_fill(~seen[..., None], 0.0)
-    partials = (bf16(p).float() @ values) / total.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
+    products = (bf16(p).float() * rescale) @ values
+    partials = products / total.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
     lse = torch.where(total > 0, top.squeeze(-1) + log2(total), EMPTY)
 
     latent = bf16(merge(partials, lse) * (k_scale if fp8 else 1.0))

@@ -1,16 +1,15 @@
 """Split-KV decode attention over the paged latent cache, BF16 or E4M3: one launch for the splits, one for the merge.
 
 - q: bf16 or u8 [n, h, C+R] in the cache's dtype, contiguous in the last axis; cache: [pages, page, C+R], rows at any
-  stride, 64-bit offsets; block_table: i64 [n, max_pages]; lengths: i64 [n], 0 for a padded row.
+  stride, 64-bit offsets; block_table: i64 [n, max_pages]; lengths: i64 [n], 0 for a padded row; both at any stride.
 - latent: bf16 [n, h, C], fully written; zeros where the length is 0.
 - Read: the first `lengths[i]` keys of row i, nothing else. Verify rows are rows with lengths L, L+1, ...
 - Splits: `contract.split_pages` pages each, of the table's width and the bin alone; the grid does not depend on
   lengths, so that a captured launch serves every step. A split beyond a row's length ends at once, and its partial is
   never read.
-- A split goes over its keys twice: for its largest score, then for the numerators (the second time from L2), because
-  the contract rounds numerators to BF16 relative to the largest score of the whole split.
-- Rounded to BF16: p, and the latent. Scores in base 2, sums in FP32, by blocks of keys in order; splits are joined in
-  order by their base-2 log-sum-exps.
+- A split goes over its keys once, `KV_BLOCK` at a time; numerators are relative to the largest score so far.
+- Rounded to BF16: p, and the latent. Scores in base 2, sums in FP32, by blocks of keys in order; splits are joined by
+  their base-2 log-sum-exps, in one tree of FP32 sums over the split's number.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decode_impl.specialized.contract import split_pages
+from decode_impl.specialized.contract import KV_BLOCK, split_pages
 from decode_impl.specialized.kernels.common import INTERPRETED, LAUNCH, begin, bf16, dot, from_e4m3
 
 LOG2E = 1.4426950408889634
@@ -42,6 +41,8 @@ def mla_split_kernel(
     page_stride,
     row_stride,
     table_stride,
+    entry_stride,
+    length_stride,
     PAGE: tl.constexpr,
     KV_RANK: tl.constexpr,
     ROPE: tl.constexpr,
@@ -54,7 +55,7 @@ def mla_split_kernel(
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Grid (splits, rows, groups of heads). Keys are the left operand of both products, heads their short side.
+    """Grid (splits, rows, groups of heads). Heads are the short side of both products, 16 as a tensor core takes.
 
     The interpreter cannot loop to a bound that was loaded: it goes over the whole split, whose other blocks are masked.
     """
@@ -62,48 +63,39 @@ def mla_split_kernel(
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     head = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
     first = split * SPLIT_KEYS
-    length = tl.load(lengths_ptr + row).to(tl.int32)
+    length = tl.load(lengths_ptr + row * length_stride).to(tl.int32)
     if first < length:
         last = tl.minimum(first + SPLIT_KEYS, length)
-        span = last - first
         c, r, key = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R), tl.arange(0, KEYS)
-        q = q_ptr + row * q_row_stride + tl.minimum(head, heads - 1)[None, :] * q_head_stride
-        q_latent = _load(q + c[:, None], (c < KV_RANK)[:, None], FP8)
-        q_rope = _load(q + KV_RANK + r[:, None], (r < ROPE)[:, None], FP8)
+        q = q_ptr + row * q_row_stride + tl.minimum(head, heads - 1)[:, None] * q_head_stride
+        q_latent = _load(q + c[None, :], (c < KV_RANK)[None, :], FP8)
+        q_rope = _load(q + KV_RANK + r[None, :], (r < ROPE)[None, :], FP8)
         table = table_ptr + row * table_stride
 
         top = tl.full([HEADS], -3.0e38, tl.float32)
-        for start in tl.range(0, SPLIT_KEYS if INTERPRETED else span, KEYS, num_stages=STAGES):
-            position = first + start + key
-            rows = _rows(cache_ptr, table, position, last, page_stride, row_stride, PAGE)
-            latent = _load(rows[:, None] + c[None, :], (position < last)[:, None] & (c < KV_RANK)[None, :], FP8)
-            rope = _load(rows[:, None] + KV_RANK + r[None, :], (position < last)[:, None] & (r < ROPE)[None, :], FP8)
-            scores = _scores(latent, rope, q_latent, q_rope, base2_scale, HEADS, KEYS)
-            top = tl.maximum(top, tl.max(tl.where((position < last)[:, None], scores, -3.0e38), 0))
-
         total = tl.zeros([HEADS], tl.float32)
-        acc = tl.zeros([BLOCK_C, HEADS], tl.float32)
-        for start in tl.range(0, SPLIT_KEYS if INTERPRETED else span, KEYS, num_stages=STAGES):
+        acc = tl.zeros([HEADS, BLOCK_C], tl.float32)
+        for start in tl.range(0, SPLIT_KEYS if INTERPRETED else last - first, KEYS, num_stages=STAGES):
             position = first + start + key
-            rows = _rows(cache_ptr, table, position, last, page_stride, row_stride, PAGE)
-            latent = _load(rows[:, None] + c[None, :], (position < last)[:, None] & (c < KV_RANK)[None, :], FP8)
-            rope = _load(rows[:, None] + KV_RANK + r[None, :], (position < last)[:, None] & (r < ROPE)[None, :], FP8)
-            scores = _scores(latent, rope, q_latent, q_rope, base2_scale, HEADS, KEYS)
-            p = tl.where((position < last)[:, None], tl.exp2(scores - top[None, :]), 0.0)
-            total += tl.sum(p, 0)
-            acc = dot(tl.trans(latent), bf16(p), acc)
+            seen = position < last
+            page = tl.load(table + (position // PAGE) * entry_stride, mask=seen, other=0)
+            rows = cache_ptr + page * page_stride + (position % PAGE) * row_stride
+            latent = _load(rows[:, None] + c[None, :], seen[:, None] & (c < KV_RANK)[None, :], FP8)
+            rope = _load(rows[:, None] + KV_RANK + r[None, :], seen[:, None] & (r < ROPE)[None, :], FP8)
+            scores = dot(q_rope, tl.trans(rope), tl.zeros([HEADS, KEYS], tl.float32))
+            scores = dot(q_latent, tl.trans(latent), scores) * base2_scale
+            scores = tl.where(seen[None, :], scores, -3.0e38)
+            higher = tl.maximum(top, tl.max(scores, 1))
+            p = tl.where(seen[None, :], tl.exp2(scores - higher[:, None]), 0.0)
+            rescale = tl.exp2(top - higher)
+            total = total * rescale + tl.sum(p, 1)
+            acc = dot(bf16(p), latent, acc * rescale[:, None])
+            top = higher
 
         slot = (row * SPLITS + split) * heads + head
         tl.store(lse_ptr + slot, top + tl.log2(total), mask=head < heads)
-        inside = (c < KV_RANK)[:, None] & (head < heads)[None, :]
-        tl.store(partial_ptr + slot[None, :] * KV_RANK + c[:, None], acc / total[None, :], mask=inside)
-
-
-@triton.jit
-def _rows(cache_ptr, table, position, last, page_stride, row_stride, PAGE: tl.constexpr):
-    """Addresses of the cache rows at `position`, those beyond `last` in page 0 and not to be read."""
-    page = tl.load(table + position // PAGE, mask=position < last, other=0)
-    return cache_ptr + page * page_stride + (position % PAGE) * row_stride
+        inside = (head < heads)[:, None] & (c < KV_RANK)[None, :]
+        tl.store(partial_ptr + slot[:, None] * KV_RANK + c[None, :], acc / total[:, None], mask=inside)
 
 
 @triton.jit
@@ -116,13 +108,6 @@ def _load(pointer, mask, FP8: tl.constexpr):
 
 
 @triton.jit
-def _scores(latent, rope, q_latent, q_rope, base2_scale, HEADS: tl.constexpr, KEYS: tl.constexpr):
-    """Base-2 scores of a block of keys, FP32 [KEYS, HEADS]."""
-    scores = dot(rope, q_rope, tl.zeros([KEYS, HEADS], tl.float32))
-    return dot(latent, q_latent, scores) * base2_scale
-
-
-@triton.jit
 def mla_merge_kernel(
     partial_ptr,
     lse_ptr,
@@ -130,29 +115,25 @@ def mla_merge_kernel(
     out_ptr,
     value_scale,
     heads,
+    length_stride,
     KV_RANK: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Grid (rows, heads)."""
+    """Grid (rows, heads, tiles of the latent)."""
     begin()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tl.arange(0, BLOCK_C)
-    length = tl.load(lengths_ptr + row)
-    lse = lse_ptr + row * SPLITS * heads + head
-    partial = partial_ptr + (row * SPLITS * heads + head) * KV_RANK + c
-    top = -3.0e38
-    for split in tl.static_range(SPLITS):
-        top = tl.maximum(top, tl.load(lse + split * heads, mask=split * SPLIT_KEYS < length, other=-3.0e38))
-    total = tl.zeros([BLOCK_C], tl.float32)
-    weight = 0.0
-    for split in tl.static_range(SPLITS):
-        live = split * SPLIT_KEYS < length
-        share = tl.exp2(tl.load(lse + split * heads, mask=live, other=-3.0e38) - top)
-        x = tl.load(partial + split * heads * KV_RANK, mask=live & (c < KV_RANK), other=0.0)
-        total += x * tl.where(live, share, 0.0)
-        weight += tl.where(live, share, 0.0)
+    c, split = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
+    length = tl.load(lengths_ptr + row * length_stride)
+    live = (split < SPLITS) & (split * SPLIT_KEYS < length)
+    slot = (row * SPLITS + split) * heads + head
+    lse = tl.load(lse_ptr + slot, mask=live, other=-3.0e38)
+    share = tl.where(live, tl.exp2(lse - tl.max(lse, 0)), 0.0)
+    inside = live[:, None] & (c < KV_RANK)[None, :]
+    partials = tl.load(partial_ptr + slot[:, None] * KV_RANK + c[None, :], mask=inside, other=0.0)
+    total, weight = tl.sum(partials * share[:, None], 0), tl.sum(share, 0)
     latent = tl.where(length > 0, total / tl.where(length > 0, weight, 1.0) * value_scale, 0.0)
     tl.store(out_ptr + (row * heads + head) * KV_RANK + c, bf16(latent), mask=c < KV_RANK)
 
@@ -192,6 +173,8 @@ def mla_attend(
         cache.stride(0),
         cache.stride(1),
         block_table.stride(0),
+        block_table.stride(1),
+        lengths.stride(0),
         PAGE=page,
         KV_RANK=kv_rank,
         ROPE=rope,
@@ -201,21 +184,24 @@ def mla_attend(
         HEADS=_HEADS,
         BLOCK_C=block_c,
         BLOCK_R=max(16, triton.next_power_of_2(rope)),
-        KEYS=32 if fp8 else 64,
-        STAGES=2,
-        num_warps=8,
+        KEYS=KV_BLOCK,
+        STAGES=3,
+        num_warps=4,
         **LAUNCH,
     )
-    mla_merge_kernel[rows, heads](
+    block_c = min(128, block_c)
+    mla_merge_kernel[rows, heads, triton.cdiv(kv_rank, block_c)](
         partials,
         lse,
         lengths,
         latent,
         k_scale if fp8 else 1.0,
         heads,
+        lengths.stride(0),
         KV_RANK=kv_rank,
         SPLITS=splits,
         SPLIT_KEYS=pages * page,
+        BLOCK_S=triton.next_power_of_2(splits),
         BLOCK_C=block_c,
         num_warps=4,
         **LAUNCH,
