@@ -66,7 +66,7 @@ def merge(partials: Tensor, lse: Tensor) -> Tensor:
 
 
 def running_top(scores: Tensor) -> Tensor:
-    """Per key, the largest score of its block of `KV_BLOCK` keys and of the blocks before it. scores: f32 [..., keys]."""
+    """Per key, the largest score of its block of `KV_BLOCK` keys and of those before it. scores: f32 [..., keys]."""
     keys = scores.shape[-1]
     blocks = torch.nn.functional.pad(scores, (0, -keys % KV_BLOCK), value=EMPTY).unflatten(-1, (-1, KV_BLOCK))
     top = blocks.amax(-1).cummax(-1).values
@@ -87,7 +87,8 @@ def mla_attend(
 ) -> Tensor:
     """Split-KV decode. Numerators are rounded to BF16 for the value product, relative to the largest score so far.
 
-    Their sum is not rounded. The split length follows from the width of `block_table` (the engine's context limit) and the batch bin alone.
+    Their sum is not rounded. The split length follows from the width of `block_table` (the engine's context limit) and
+    the batch bin alone.
     Shapes as in docs/ops.md. Part: `merge`. Returns bf16 [n, h, C].
     """
     rows, page = q.shape[0], cache.shape[1]
