@@ -1,0 +1,152 @@
+"""What an eval can decide: power, minimum detectable effect, and the repeats that would decide."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binom, chi2, norm
+
+from evals.statistics.noninferiority import Evidence, reach
+
+_FEW = 400.0
+"""Expected discordant pairs up to which they are counted one by one. Beyond, a normal mean is close enough: a count's
+skewness is below 1/20, and half a step of the count, which is allowed for, is a fortieth of its deviation."""
+
+_SHARE = 1e-7
+"""Probability of the counts left out on either side."""
+
+_MEANS = 4001
+_MIDDLE = (np.arange(15) + 0.5) / 15
+"""Points that stand for the distribution of a mean, and probabilities whose quantiles stand for that of a variance."""
+
+_MOST_REPEATS = 100_000
+
+
+@dataclass(frozen=True)
+class Chances:
+    """Probabilities under a true damage: GO, NO-GO, and that the lower bound is above 0, so damage is shown at all."""
+
+    go: float
+    no_go: float
+    shown: float
+
+
+def chances(seen: Evidence, margin: float, alpha: float = 0.05, damage: float = 0.0) -> Chances:
+    """How a decision at `margin` would turn out, were the true damage `damage` and the noise as in `seen`.
+
+    The noise is that of equal arms; a damage adds its own lost pairs. Few discordant pairs are counted (losses and
+    gains as independent numbers that fall on items at random), many are a normal mean. The estimated variance has the
+    spread of a chi-square, in so far as pairs meet on items.
+    """
+    pairs = 1 / seen.step
+    expected = float(seen.variance) * pairs**2 + abs(damage) * pairs
+    if not math.isfinite(expected) or seen.freedom < 1:
+        return Chances(0.0, 0.0, 0.0)
+    if expected <= _FEW:
+        mean, variance, weight = _counted(expected, damage * pairs, pairs, seen.freedom + 1)
+    else:
+        mean, variance, weight = _normal(expected / pairs**2, damage, seen.freedom)
+    half = 0.0 if expected <= _FEW else seen.step / 2
+    distance = reach(np.maximum(variance, 0.0), seen.freedom, seen.step, alpha)
+    return Chances(
+        go=float(weight[mean + distance <= margin + half].sum()),
+        no_go=float(weight[mean - distance > margin - half].sum()),
+        shown=float(weight[mean - distance > -half].sum()),
+    )
+
+
+def _counted(discordant: float, net: float, pairs: float, items: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rates = (discordant + net) / 2, max(0.0, (discordant - net) / 2)
+    lost, gained = (_likely(round(pairs), rate / pairs) for rate in rates)
+    weight = np.outer(
+        *(binom.pmf(n, round(pairs), rate / pairs) for n, rate in zip((lost, gained), rates, strict=True))
+    )[..., None]
+    surplus, moved = (lost[:, None] - gained)[..., None], (lost[:, None] + gained)[..., None]
+    # Two moved pairs meet on one item with probability together / items, which gives sum x^2 its relative variance.
+    together = max(0.0, 1 - items / pairs)
+    usual = (moved * (1 - together / items) - surplus**2 / pairs) * items / (items - 1)
+    spread = _chi_square((items - 1) / together) if together else np.ones(1)
+    variance = usual * spread
+    return surplus / pairs, variance / pairs**2, np.broadcast_to(weight / spread.size, variance.shape)
+
+
+def _likely(pairs: int, share: float) -> np.ndarray:
+    return np.arange(int(binom.ppf(_SHARE, pairs, share)), int(binom.isf(_SHARE, pairs, share)) + 1)
+
+
+def _chi_square(freedom: float) -> np.ndarray:
+    """Equally likely values of a chi-square variate over its degrees of freedom."""
+    return np.asarray(chi2.ppf(_MIDDLE, freedom) / freedom)
+
+
+def _normal(variance: float, damage: float, freedom: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    means = damage + math.sqrt(variance) * norm.ppf((np.arange(_MEANS) + 0.5) / _MEANS)
+    weight = np.full((_MEANS, _MIDDLE.size), 1 / (_MEANS * _MIDDLE.size))
+    return means[:, None], variance * _chi_square(freedom), weight
+
+
+def minimum_detectable(seen: Evidence, alpha: float = 0.05, power: float = 0.8) -> float:
+    """The smallest margin at which equal arms get GO with probability `power`; infinite where there is none.
+
+    It is also about the smallest damage that is told from none with that probability.
+    """
+    if chances(seen, 1.0, alpha).go < power:
+        return math.inf
+    low, high = 0.0, 1.0
+    while high - low > seen.step / 64:
+        middle = (low + high) / 2
+        low, high = (low, middle) if chances(seen, middle, alpha).go >= power else (middle, high)
+    return high
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Variance of one pair's difference around its item's, and of the items' own true differences."""
+
+    within: float
+    between: float
+
+
+def noise(differences: list[list[float]]) -> Noise:
+    """Both variances from the paired differences, item by item; unseen noise counts as one discordant pair.
+
+    Without repeats the two cannot be told apart; all of it is then taken to be `within`, which more repeats reduce.
+    """
+    repeated = [np.var(d, ddof=1) for d in differences if len(d) > 1]
+    means = np.array([np.mean(d) for d in differences])
+    pairs = sum(map(len, differences))
+    spread = float(means.var(ddof=1)) if means.size > 1 else 0.0
+    within = float(np.mean(repeated)) if repeated else spread
+    between = max(0.0, spread - within * len(means) / pairs) if repeated else 0.0
+    return Noise(max(within, 1 / pairs), between)
+
+
+def designed(noise: Noise, items: int, repeats: int, distinct: bool = True) -> Evidence:
+    """The evidence that a design expects from equal arms; `distinct` is False where repeats repeat the same answer."""
+    variance = (noise.between + noise.within / (repeats if distinct else 1)) / items
+    return Evidence(0.0, variance, items - 1, 1 / (items * (repeats if distinct else 1)))
+
+
+def repeats_needed(
+    noise: Noise, items: int, margin: float, alpha: float = 0.05, power: float = 0.8, most: int = _MOST_REPEATS
+) -> int | None:
+    """The fewest repeats with which equal arms get GO at `margin` with probability `power`.
+
+    None where `most` would not do: damage then falls so differently on items that only more items decide.
+    """
+
+    def enough(repeats: int) -> bool:
+        return chances(designed(noise, items, repeats), margin, alpha).go >= power
+
+    high = 1
+    while not enough(high):
+        if high >= most:
+            return None
+        high = min(2 * high, most)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
