@@ -1,0 +1,1 @@
+"""Asks two endpoints the same questions, side by side, and keeps every answer as it comes."""
