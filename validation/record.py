@@ -127,7 +127,7 @@ class TargetDoc(_Doc):
 
 
 class Environment(_Doc):
-    """The machine and the software that judged."""
+    """The machine and the software that judged. `data_sha256` is the digest of the data that ships in the package."""
 
     python: str
     torch: str
@@ -135,6 +135,10 @@ class Environment(_Doc):
     cpu_count: int
     threads: int
     accelerator: str | None = None
+    driver: str | None = None
+    processor: str | None = None
+    packages: dict[str, str] = {}
+    data_sha256: str | None = None
     git_commit: str | None = None
     git_dirty: bool | None = None
 
@@ -202,9 +206,10 @@ def stable_bytes(record: RunRecord) -> bytes:
 
 
 def arm_doc(arm: ArmConfig) -> dict[str, JsonValue]:
-    """An arm's configuration, its faults by id."""
+    """An arm's configuration, its faults by id; without what only a bisection asks of an arm."""
+    apart = ("faults", "substitutions", "boundaries")
     fields: dict[str, JsonValue] = {
-        field.name: getattr(arm, field.name) for field in dataclasses.fields(arm) if field.name != "faults"
+        field.name: getattr(arm, field.name) for field in dataclasses.fields(arm) if field.name not in apart
     }
     return {**fields, "faults": [fault.id for fault in arm.faults]}
 

@@ -158,16 +158,22 @@ class RunFolder:
 
     def read_unit(self, gate: str, unit: str, identity: str) -> UnitResult | None:
         """The kept result of a unit; None when there is none, or when it is torn, edited or of another context."""
+        result = self._whole_unit(gate, unit)
+        return result if result is not None and result.identity == identity else None
+
+    def unit_is_whole(self, gate: str, unit: str) -> bool:
+        """Whether the file of a unit is there, neither torn nor edited, and of this unit."""
+        return self._whole_unit(gate, unit) is not None
+
+    def _whole_unit(self, gate: str, unit: str) -> UnitResult | None:
         try:
             data = read_limited(self.file("units", gate, f"{unit}.json"), LARGEST_RECORD, "unit's result")
             document = json.loads(data)
             record = UnitRecord.model_validate(document)
         except (OSError, ValueError, RecursionError):
             return None
-        result = record.content
         whole = record.sha256 == digest(document["content"])
-        mine = (result.gate, result.unit, result.identity) == (gate, unit, identity)
-        return result if whole and mine else None
+        return record.content if whole and (record.content.gate, record.content.unit) == (gate, unit) else None
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:

@@ -1,0 +1,1 @@
+"""pytest plugin: gates as test items (`pytest --decodegate-profile smoke`)."""
