@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from validation.cli import options
+from validation.cli import options, signing
 from validation.errors import RunInterrupted, UsageError, one_line
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
 from validation.version import version
@@ -225,6 +225,9 @@ def faults(as_markdown: options.MarkdownOption = False) -> int:
 
     show_faults(as_markdown)
     return 0
+
+
+signing.register(app)
 
 
 def _refuse(message: str, words: Sequence[str]) -> int:
