@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from validation.cli import options, signing
+from validation.cli import claiming, options, signing
 from validation.errors import RunInterrupted, UsageError, one_line
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
 from validation.version import version
@@ -228,6 +228,7 @@ def faults(as_markdown: options.MarkdownOption = False) -> int:
 
 
 signing.register(app)
+app.add_typer(claiming.app)
 
 
 def _refuse(message: str, words: Sequence[str]) -> int:
