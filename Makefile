@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+EVALS  := $(VENV)/.installed-evals
 WORKERS ?= auto
 
 .PHONY: install run test lint types clean
@@ -13,10 +14,15 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt --editable '.[dev]'
 	touch $(STAMP)
 
+# lm-evaluation-harness and datasets: only tests and those who load published sets need them.
+$(EVALS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt --editable '.[dev,evals]'
+	touch $(EVALS)
+
 run: install
 	$(BIN)/decodegate run
 
-test: install
+test: install $(EVALS)
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 lint: install
