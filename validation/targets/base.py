@@ -36,6 +36,7 @@ class Capability(StrEnum):
     RANKS = "ranks"
     SCHEDULE = "play a schedule of requests"
     DRAFTS = "speculative decoding"
+    CONVERSE = "answer chats"
 
 
 @dataclass(frozen=True)
