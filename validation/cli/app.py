@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from validation.cli import claiming, options, signing
+from validation.cli import bisecting, claiming, options, signing
 from validation.errors import RunInterrupted, UsageError, one_line
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
 from validation.version import version
@@ -23,6 +23,7 @@ _EXIT_ABORT_BISECT = 129
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(name="decodegate", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app.add_typer(bisecting.app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

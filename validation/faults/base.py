@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -55,6 +55,7 @@ class Fault:
 
     `gate` is the gate that should see it first; `missed_by` names common checks that do not. `equivalent` is the reason
     why no gate can or should tell the variant from the right one; `not_applicable` why it cannot be had here at all.
+    `only_in` is the one layer that the fault is in; None for all of them.
     """
 
     id: str
@@ -69,6 +70,7 @@ class Fault:
     missed_by: str = ""
     equivalent: str = ""
     not_applicable: str = ""
+    only_in: int | None = None
 
     @property
     def injectable(self) -> bool:
@@ -80,7 +82,13 @@ class Fault:
         return _from_catalogue, (self.id,)
 
 
+def in_layer(fault: Fault, layer: int) -> Fault:
+    """The fault in one layer only; its id is then `<id>@<layer>`."""
+    return replace(fault, id=f"{fault.id}@{layer}", only_in=layer)
+
+
 def _from_catalogue(fault_id: str) -> Fault:
     from validation.faults.catalogue import FAULTS  # the catalogue imports this module
 
-    return FAULTS[fault_id]
+    name, _, layer = fault_id.partition("@")
+    return in_layer(FAULTS[name], int(layer)) if layer else FAULTS[name]

@@ -37,11 +37,17 @@ class Capability(StrEnum):
     SCHEDULE = "play a schedule of requests"
     DRAFTS = "speculative decoding"
     CONVERSE = "answer chats"
+    SUBSTITUTE_OP = "substitute an op"
+    READ_BOUNDARIES = "read between layers"
 
 
 @dataclass(frozen=True)
 class ArmConfig:
-    """How a target decodes in one arm of a comparison."""
+    """How a target decodes in one arm of a comparison.
+
+    `substitutions` are (op, layer) places at which the arm runs the baseline's op instead of its own; the layer after
+    the last is the model's head. With `boundaries` a teacher-forced step also tells what passed between its layers.
+    """
 
     name: str
     decode_backend: str = "auto"
@@ -52,6 +58,8 @@ class ArmConfig:
     max_context: int = 1024
     drafts: int = 0
     faults: tuple[Fault, ...] = ()
+    substitutions: tuple[tuple[str, int], ...] = ()
+    boundaries: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,12 +67,15 @@ class ForcedStep:
     """Logits of one teacher-forced decode step: row i belongs to sequence `sequences[i]`.
 
     `logits` is f32 [n, V]; row i predicts token `positions[i] + 1` of its sequence. `path` names the path that ran.
+    `boundaries` has, where the arm's configuration asks for them, the hidden states between layers, f32 [n, H] each,
+    in the order in which they were computed.
     """
 
     logits: Tensor
     sequences: tuple[int, ...]
     positions: tuple[int, ...]
     path: str
+    boundaries: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class ForcedDecode(Protocol):

@@ -33,6 +33,7 @@ from validation.targets.base import ArmConfig, Capability, Case, Counters, Force
 from validation.targets.builtin_schedule import ENGINE_PARTS, caches_of, play
 from validation.targets.builtin_text import answer
 from validation.targets.chat import encode_chat
+from validation.targets.layered import Layers
 from validation.targets.schedule import Played, Schedule
 from validation.targets.text import Answer, Ask
 
@@ -52,6 +53,8 @@ class BuiltinTarget:
             Capability.SCHEDULE,
             Capability.GENERATE,
             Capability.DRAFTS,
+            Capability.SUBSTITUTE_OP,
+            Capability.READ_BOUNDARIES,
         }
     )
 
@@ -174,11 +177,14 @@ class BuiltinTarget:
             if reasons:
                 raise DeploymentError("; ".join(reasons))
             weights = self._weights(config.tensor_parallel)
-            paths, parts = with_faults(BUILTIN_PATHS, ENGINE_PARTS, config.faults)
+            everywhere = [fault for fault in config.faults if fault.only_in is None or not fault.injectable]
+            paths, parts = with_faults(BUILTIN_PATHS, ENGINE_PARTS, everywhere)
+            layers = Layers(weights)
+            paths = layers.applied(paths, config, BUILTIN_PATHS.generic)
             runner = ModelRunner(weights, deployment, paths, parts, self._drafter if config.drafts else None)
         except ValueError as error:
             raise TargetError(f"arm {config.name}: {error}") from None
-        return BuiltinArm(config, runner)
+        return BuiltinArm(config, runner, layers)
 
     def _refusals(self, deployment: Deployment) -> list[str]:
         """Why this model cannot be deployed so."""
@@ -222,9 +228,10 @@ def with_faults(paths: Paths, parts: PartTable, faults: Sequence[Fault]) -> tupl
 class BuiltinArm:
     """One configuration of the builtin target."""
 
-    def __init__(self, config: ArmConfig, runner: ModelRunner) -> None:
+    def __init__(self, config: ArmConfig, runner: ModelRunner, layers: Layers) -> None:
         self.config = config
         self._runner = runner
+        self._layers = layers
 
     def ops(self) -> frozenset[str]:
         """All ops: those that the specialised path lacks run generic in its arm, as they do in a decode."""
@@ -239,7 +246,7 @@ class BuiltinArm:
 
     def forced_decode(self, sequences: Sequence[Sequence[int]], prompt_length: int) -> BuiltinForcedDecode:
         """Prefill the prompts in one step, then decode the rest teacher-forced in one batch."""
-        return BuiltinForcedDecode(self._runner, sequences, prompt_length)
+        return BuiltinForcedDecode(self._runner, self._layers, sequences, prompt_length)
 
     def generate(self, schedule: Schedule) -> Played:
         """Play a schedule on an engine of its own, in this arm's configuration with the schedule's options.
@@ -277,7 +284,10 @@ class BuiltinArm:
 class BuiltinForcedDecode:
     """A teacher-forced decode on a runner's caches; owns its slots and pages until closed."""
 
-    def __init__(self, runner: ModelRunner, sequences: Sequence[Sequence[int]], prompt_length: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, layers: Layers, sequences: Sequence[Sequence[int]], prompt_length: int
+    ) -> None:
+        self._layers = layers
         length = len(sequences[0])
         pages = -(-length // runner.deployment.page_size)
         self._runner, self._sequences, self._prompt_length, self._length = runner, sequences, prompt_length, length
@@ -292,7 +302,9 @@ class BuiltinForcedDecode:
             result = self._runner.execute(self._chunks(position, position + 1))
             self._computed = position + 1
             count = len(self._sequences)
-            yield ForcedStep(result.logits, tuple(range(count)), (position,) * count, result.path)
+            # Rows of a decode step lie in the order of its chunks; what follows them is padding.
+            between = {name: rows[:count].float() for name, rows in self._layers.noted.items()}
+            yield ForcedStep(result.logits, tuple(range(count)), (position,) * count, result.path, between)
 
     def _chunks(self, start: int, stop: int) -> list[Chunk]:
         owned = zip(self._sequences, self._slots, self._pages, strict=True)
