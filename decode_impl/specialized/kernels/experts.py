@@ -2,12 +2,13 @@
 
 - z: bf16 [n, L], rows at any stride; ids: i64 [n, k], distinct within a row; weights: f32 [n, k].
 - w13: codes u8 [E, 2I, L/2], gate rows first, scales u8 [E, 2I, L/32]; w2: [E, L, I'/2] and [E, L, I'/32], I' >= I;
-  columns of w2 beyond I are never read, nor is an expert that no row chose.
+  what lies beyond I in w2's last word of 8 codes is multiplied by zero, what lies beyond that is never read,
+  nor is an expert that no row chose.
 - latent: bf16 [n, L], fully written.
 - Scratch: hidden bf16 [n*k, I]; results bf16 [n*k, L]; FC1's split-K partials where few tokens would leave
   multiprocessors idle.
 - Rounded to BF16: hidden, each slot's result, and the latent. The sum over slots is FP32, in slot order.
-- A *pair* is one slot of one row. Pairs of one expert are computed together, 16 to a block, so that its weights are
+- A *pair* is one slot of one row. Pairs of one expert are computed together, 8 to a block, so that its weights are
   read once per block: the order is by expert, then by pair. Who else is in a block changes no bit of a pair.
 """
 
@@ -21,12 +22,14 @@ from torch import Tensor
 from decode_impl.mxfp4 import MXFP4Weight
 from decode_impl.specialized.contract import batch_bin
 from decode_impl.specialized.kernels.common import LAUNCH, begin, bf16, counters, f32, situ
-from decode_impl.specialized.kernels.mxfp4 import mxfp4_dot
+from decode_impl.specialized.kernels.mxfp4 import mxfp4_dot, scale_factors
 from decode_impl.specialized.kernels.split_k import arrived_last, collect, publish, slices
 
-_PAIRS = 16
-_BLOCK_N = 64
-_BLOCK_K = 128
+_PAIRS = 8
+"""Pairs of a block: the least that a tensor core takes; in a spread routing most experts have one or two."""
+
+_BLOCK_N = 128
+_BLOCK_K = 256
 
 
 @triton.jit
@@ -96,8 +99,7 @@ def fc1_kernel(
         i = tl.arange(0, BLOCK_N)
         n = tl.minimum(tile * (BLOCK_N // 2) + i // 2, width - 1) + (i % 2) * width
         row = _expert(ids_ptr, pair, PAIRS) * (2 * width) + n
-        k = split * SLICE + tl.arange(0, BLOCK_K)
-        z = z_ptr + (pair // TOP_K).to(tl.int64)[None, :] * z_stride + k[:, None]
+        z = z_ptr + (pair // TOP_K).to(tl.int64)[None, :] * z_stride
         acc = _product(
             z, codes_ptr, scale_ptr, row, split * SLICE, SLICE, LATENT, LATENT // 2, LATENT // 32, PAIRS, BLOCK_N,
             BLOCK_K, STAGES, LATENT == SLICE * SPLITS,
@@ -137,27 +139,24 @@ def _product(
 ):
     """FP32 [BLOCK_N, PAIRS]: weight rows `row` (i64) times the pairs, over SLICE columns from `first`.
 
-    `x` points at the pairs' first block of columns; the next one is fetched while a block is multiplied.
+    `x` [1, PAIRS] points at each pair's first column.
     """
-    k, kb, ks = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // 32)
-    codes = codes_ptr + row[:, None] * CODE_STRIDE + first // 2 + kb[None, :]
-    scale = scale_ptr + row[:, None] * SCALE_STRIDE + first // 32 + ks[None, :]
+    words: tl.constexpr = BLOCK_K // 8
+    word, block = tl.arange(0, words), tl.arange(0, words // 4)
+    codes = codes_ptr.to(tl.pointer_type(tl.int32)) + row[:, None] * (CODE_STRIDE // 4) + first // 8 + word[None, :]
+    scale = scale_ptr + row[:, None] * SCALE_STRIDE + first // 32 + block[None, :]
+    batch = x + first + word[:, None] * 8
     acc = tl.zeros([BLOCK_N, PAIRS], tl.float32)
-    if EVEN_K:
-        batch = tl.load(x)
-        for start in tl.range(0, SLICE, BLOCK_K, num_stages=STAGES):
-            w = tl.load(codes + start // 2)
+    for start in tl.range(0, SLICE, BLOCK_K, num_stages=STAGES):
+        left = COLUMNS - first - start
+        if EVEN_K:
+            w = tl.load(codes + start // 8)
             s = tl.load(scale + start // 32)
-            ahead = tl.load(x + tl.minimum(start + BLOCK_K, SLICE - BLOCK_K))
-            acc = mxfp4_dot(w, s, batch, acc, BLOCK_N, BLOCK_K)
-            batch = ahead
-    else:
-        for start in tl.range(0, SLICE, BLOCK_K, num_stages=STAGES):
-            left = COLUMNS - first - start
-            w = tl.load(codes + start // 2, mask=(2 * kb < left)[None, :], other=0)
-            s = tl.load(scale + start // 32, mask=(32 * ks < left)[None, :], other=0)
-            batch = tl.load(x + start, mask=(k < left)[:, None], other=0.0)
-            acc = mxfp4_dot(w, s, batch, acc, BLOCK_N, BLOCK_K)
+        else:
+            w = tl.load(codes + start // 8, mask=(8 * word < left)[None, :], other=0)
+            s = tl.load(scale + start // 32, mask=(32 * block < left)[None, :], other=0)
+        factor = scale_factors(s, BLOCK_N, words)
+        acc = mxfp4_dot(w, factor, batch + start, left - word[:, None] * 8, acc, EVEN_K)
     return acc
 
 
@@ -198,7 +197,7 @@ def fc2_kernel(
     if count > 0:
         n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         row = _expert(ids_ptr, pair, PAIRS) * latent + tl.minimum(n, latent - 1)
-        hidden = hidden_ptr + pair.to(tl.int64)[None, :] * WIDTH + tl.arange(0, BLOCK_K)[:, None]
+        hidden = hidden_ptr + pair.to(tl.int64)[None, :] * WIDTH
         blocks: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
         acc = _product(
             hidden, codes_ptr, scale_ptr, row, 0, blocks * BLOCK_K, WIDTH, CODE_STRIDE, SCALE_STRIDE, PAIRS, BLOCK_N,
@@ -291,7 +290,7 @@ def experts(
         GROUPED=grouped,
         PAIRS=_PAIRS,
         BLOCK_N=_BLOCK_N,
-        BLOCK_K=128 if width % 128 == 0 else 64,
+        BLOCK_K=128 if width % 128 == 0 else _BLOCK_K,
         STAGES=4,
         num_warps=4,
         **LAUNCH,
