@@ -41,9 +41,10 @@ class ModelSection(_Section):
 
 
 class TargetSection(_Section):
-    """`[target]`: what kind of thing decodes."""
+    """`[target]`: what kind of thing decodes, and what that kind wants to know besides."""
 
     kind: str
+    options: dict[str, JsonValue] = {}
 
 
 class ArmSection(_Section):
@@ -151,7 +152,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _same_arms(profile: Profile) -> list[str]:
     backend = profile.candidate.decode_backend
-    if backend != profile.baseline.decode_backend:
+    if backend != profile.baseline.decode_backend or profile.target.options:
+        # What differs between two servers or engines is in the options; the target knows them.
         return []
     return [f"candidate.decode_backend: {backend!r}, like the baseline's; there is nothing to compare"]
 

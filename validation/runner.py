@@ -38,6 +38,7 @@ from validation.record import (
 from validation.samples import write_samples
 from validation.storage import RunFolder, new_run_id
 from validation.targets.base import ArmConfig, Capability, Target, TargetError
+from validation.targets.optional import Keeping
 from validation.verdict import Verdict, exit_code
 from validation.version import code_version
 
@@ -88,6 +89,8 @@ def run(
     created = datetime.now(UTC)
     folder = RunFolder.find(out, resume) if resume is not None else RunFolder.create(out, new_run_id(created))
     with folder.lock():
+        if isinstance(target, Keeping):
+            target.keep_in(folder.file("target"))
         record = _first_record(request, context, folder.run_id, created)
         if resume is not None:
             record = _continued(record, folder.read_record())

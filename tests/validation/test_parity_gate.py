@@ -434,7 +434,7 @@ def test_no_logits_outlive_their_step() -> None:
 def test_settings_that_cannot_be_are_explained(change: dict[str, Any], reason: str) -> None:
     assert reason in (ParityGate().settings_error({**settings_of(), **change}) or "")
     assert ParityGate().settings_error(settings_of()) is None
-    assert ParityGate.needs == {Capability.TEACHER_FORCED, Capability.FULL_LOGITS, Capability.READ_STATE}
+    assert ParityGate.needs == {Capability.TEACHER_FORCED, Capability.FULL_LOGITS}
 
 
 def test_logits_that_carry_no_information_decide_nothing() -> None:

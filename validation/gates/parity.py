@@ -13,7 +13,14 @@ from dataclasses import replace
 
 from validation.gates.base import Context, GateResult, Json, Unit
 from validation.gates.parity_judge import judge_cell
-from validation.gates.parity_measure import Arms, measure_parity, other_ranks, windows
+from validation.gates.parity_measure import (
+    STATE_KINDS,
+    Arms,
+    measure_parity,
+    other_ranks,
+    own_path_asked,
+    windows,
+)
 from validation.gates.parity_report import cell_table, flip_plot, flip_table, position_plot, ratio_plot, summary
 from validation.gates.parity_schedule_judge import schedule_findings, schedule_table
 from validation.gates.parity_schedule_measure import measure_schedules
@@ -29,7 +36,7 @@ class ParityGate:
     name = "parity"
     layer = 2
     question = "Are the candidate's next-token logits as close to the baseline's as the baseline is to itself?"
-    needs = frozenset({Capability.TEACHER_FORCED, Capability.FULL_LOGITS, Capability.READ_STATE})
+    needs = frozenset({Capability.TEACHER_FORCED, Capability.FULL_LOGITS})
     cost = "a decode of every cell in three compositions; minutes in all"
 
     def settings_error(self, settings: Mapping[str, Json]) -> str | None:
@@ -87,8 +94,10 @@ class ParityGate:
         sequences = windows(context.target, count, prompt + decode, _seed(context.seed, unit.id))
         configs = _arms(context, kv, ranks, batch)
         arms = Arms(*(context.target.open(config) for config in configs))
-        measured = measure_parity(arms, sequences, batch, prompt)
+        readable = Capability.READ_STATE in context.target.capabilities
+        measured = measure_parity(arms, sequences, batch, prompt, STATE_KINDS if readable else ())
         return {
+            "own_path": own_path_asked(context.target, configs[0], configs[1]),
             "kv": kv,
             "tp": ranks,
             "batch": batch,
@@ -116,7 +125,7 @@ class ParityGate:
         return GateResult(
             gate=self.name,
             verdict=verdict,
-            summary=summary(results, judged, undecided, tokens) + _schedule_summary(played),
+            summary=summary(results, judged, undecided, tokens) + _schedule_summary(played) + unseen(context),
             findings=findings,
             metrics={
                 "tokens": tokens,
@@ -126,6 +135,19 @@ class ParityGate:
             tables=[cell_table(results, judged), flip_table(results), *([schedule_table(played)] if played else [])],
             plots=[position_plot(results), ratio_plot(judged), flip_plot(results)],
         )
+
+
+def unseen(context: Context) -> str:
+    """What this target does not let the gate see, for the summary."""
+    lacking = [
+        what
+        for capability, what in (
+            (Capability.READ_STATE, "caches (they cannot be read)"),
+            (Capability.RANKS, "another number of ranks (the floor is another batch composition alone)"),
+        )
+        if capability not in context.target.capabilities
+    ]
+    return f"; not judged on target {context.target.name!r}: {', '.join(lacking)}" if lacking else ""
 
 
 def _arms(context: Context, kv: str, ranks: int, batch: int) -> tuple[ArmConfig, ArmConfig, ArmConfig]:

@@ -113,7 +113,8 @@ def _logarithms(figures: Sequence[float]) -> list[float]:
 
 
 def _path_findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:
-    if not result["paths"].get("specialized"):
+    """Unless both arms were asked for one backend, the candidate must have run its own."""
+    if result.get("own_path", True) and not result["paths"].get("specialized"):
         reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(result["fallbacks"].items())) or "it is not on"
         yield Finding("plan", f"{unit}: the candidate ran no specialised step ({reasons}); nothing was judged", unit)
 

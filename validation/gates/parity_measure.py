@@ -14,7 +14,8 @@ from torch import Tensor
 
 from evals.text import load
 from numerics.logits import LogitStats, LogitSummary
-from validation.targets.base import Arm, ForcedDecode, Target
+from validation.targets.base import Arm, ArmConfig, Capability, ForcedDecode, Target
+from validation.targets.optional import expect
 
 KL_RESOLUTION = 1e-8
 """Nats added to a token's KL before its logarithm: logits are BF16, and one ULP on one of them moves KL by more."""
@@ -54,6 +55,12 @@ def other_ranks(ranks: int) -> int:
     return ranks // 2 if ranks > 1 else 2
 
 
+def own_path_asked(target: Target, baseline: ArmConfig, candidate: ArmConfig) -> bool:
+    """Whether the candidate must have run a path of its own. Two engines or servers may be compared as they are."""
+    elsewhere = Capability.RUN_OP not in target.capabilities
+    return not elsewhere or candidate.decode_backend != baseline.decode_backend
+
+
 @dataclass(frozen=True)
 class Arms:
     """The arms of one cell. `floor` is a baseline too, with other rank counts where the target has ranks."""
@@ -67,11 +74,12 @@ class Arms:
 class _Seen:
     """What was seen of one arm's distance from the baseline: logits, and the caches of each finished sequence."""
 
+    readable: Sequence[str]
     logits: LogitStats = field(default_factory=LogitStats)
     caches: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in STATE_KINDS})
 
     def add_caches(self, reference: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-        for kind in STATE_KINDS:
+        for kind in self.readable:
             names = [name for name in reference if name.endswith(f".{kind}")]
             if not names:
                 # A model without such layers has no such cache.
@@ -79,17 +87,28 @@ class _Seen:
             self.caches[kind].append(relative_rms([(reference[name], other[name]) for name in names]))
 
 
-def measure_parity(arms: Arms, sequences: Sequence[Sequence[int]], batch: int, prompt_length: int) -> dict[str, Any]:
+def measure_parity(
+    arms: Arms,
+    sequences: Sequence[Sequence[int]],
+    batch: int,
+    prompt_length: int,
+    caches: Sequence[str] = STATE_KINDS,
+) -> dict[str, Any]:
     """Decode all sequences in groups of `batch`, baseline, candidate and floor side by side; plain JSON statistics.
 
-    No logits are kept: each step's are reduced to a few figures per token at once.
+    No logits are kept: each step's are reduced to a few figures per token at once. `caches` are the kinds that the
+    arms let be read.
     """
-    seen = {"candidate": _Seen(), "floor": _Seen()}
+    seen = {"candidate": _Seen(caches), "floor": _Seen(caches)}
     before = arms.candidate.counters()
-    for first in range(0, len(sequences), batch):
-        group = sequences[first : first + batch]
-        # A single sequence needs company for its other composition; the one before it (cyclically) will do.
-        company = [*group, sequences[first - 1]] if batch == 1 else group
+    groups = [sequences[first : first + batch] for first in range(0, len(sequences), batch)]
+    # A single sequence needs company for its other composition; the one before it (cyclically) will do.
+    companies = [[*group, sequences[i - 1]] if batch == 1 else group for i, group in enumerate(groups)]
+    parts = other_composition(batch)
+    split = [[company[i] for i in part] for company in companies for part in parts]
+    for arm, members in ((arms.baseline, groups), (arms.floor, split), (arms.candidate, groups)):
+        expect(arm, [(group, prompt_length) for group in members])
+    for group, company in zip(groups, companies, strict=True):
         _compare_group(arms, group, company, prompt_length, seen)
     steps = len(sequences[0]) - prompt_length
     after = arms.candidate.counters()
@@ -128,7 +147,7 @@ def _compare_group(
             for part, decode in zip(parts, floors, strict=True)
             for index, member in enumerate(part)
         }
-        for sequence in range(batch):
+        for sequence in range(batch if seen["candidate"].readable else 0):
             exact, (decode, index) = reference.state(sequence), place[sequence]
             seen["candidate"].add_caches(exact, judged.state(sequence))
             seen["floor"].add_caches(exact, decode.state(index))

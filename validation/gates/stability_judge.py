@@ -100,7 +100,7 @@ def judge_task(unit: str, result: Figures, seed: int) -> TaskJudgement:
 
 
 def _path(unit: str, result: Figures) -> Iterator[Finding]:
-    if not result["paths"].get("specialized"):
+    if result.get("own_path", True) and not result["paths"].get("specialized"):
         reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(result["fallbacks"].items())) or "it is not on"
         yield Finding("plan", f"{unit}: the candidate ran no specialised step ({reasons}); nothing was judged", unit)
 

@@ -12,8 +12,9 @@ import torch
 from evals.degeneration import compression_ratio, loop_onset, repeated_share
 from evals.items import chain
 from numerics.logits import LogitStats
-from validation.gates.parity_measure import KL_RESOLUTION, Arms, windows
+from validation.gates.parity_measure import KL_RESOLUTION, Arms, own_path_asked, windows
 from validation.targets.base import Arm, Target
+from validation.targets.optional import expect
 from validation.targets.text import Answer, Ask
 
 ARMS = ("baseline", "candidate", "floor")
@@ -62,7 +63,8 @@ def free_text(target: Target, count: int, tokens: int, seed: int) -> Task:
 def measure_answers(target: Target, arms: Arms, task: Task, batch: int) -> dict[str, Any]:
     """Every arm's answers as figures per prompt; plain JSON."""
     before = arms.candidate.counters()
-    result: dict[str, Any] = {"prompts": len(task.asks)}
+    own_path = own_path_asked(target, arms.baseline.config, arms.candidate.config)
+    result: dict[str, Any] = {"prompts": len(task.asks), "own_path": own_path}
     for name in ARMS:
         arm: Arm = getattr(arms, name)
         answers = [a for i in range(0, len(task.asks), batch) for a in arm.answer(task.asks[i : i + batch])]
@@ -119,6 +121,8 @@ def _acceptance(answer: Answer) -> dict[str, list[int]]:
 def measure_drift(arms: Arms, sequences: Sequence[Sequence[int]], prompt: int) -> dict[str, Any]:
     """Teacher-forced decode of long texts: log KL by quarter of the text, per sequence, candidate and floor."""
     seen = {"candidate": LogitStats(), "floor": LogitStats()}
+    for arm in (arms.baseline, arms.floor, arms.candidate):
+        expect(arm, [(sequences, prompt)])
     decodes = [arm.forced_decode(sequences, prompt) for arm in (arms.baseline, arms.candidate, arms.floor)]
     try:
         for reference, judged, other in zip(*decodes, strict=True):

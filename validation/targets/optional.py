@@ -1,0 +1,50 @@
+"""What a target or an arm may offer besides `validation/targets/base.py`, for those who know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from evals.samples import Request, Sample
+from validation.targets.base import ArmConfig
+
+ForcedWork = tuple[Sequence[Sequence[int]], int]
+"""The arguments of one `Arm.forced_decode`: sequences and prompt length."""
+
+
+@runtime_checkable
+class Conversing(Protocol):
+    """A target with the capability to answer chats: text in, text out, whatever the tokens are."""
+
+    def samples(self, requests: Sequence[Request], arms: Sequence[ArmConfig]) -> list[Sample]:
+        """Ask every arm every request, interleaved (A B B A); by request, arms in turn. `Sample.arm` is the arm's name.
+
+        Raises:
+            TargetError: an arm could not be asked at all; nothing that it answered is lost.
+        """
+        ...
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """An arm that cannot stay open beside another one: told what will be asked, it does all of it while it is open."""
+
+    def expect(self, work: Sequence[ForcedWork]) -> None:
+        """These decodes will be asked for."""
+        ...
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A target with files of its own (answers as they come, logs), kept with the run."""
+
+    def keep_in(self, folder: Path) -> None:
+        """Put them into this folder, and go on with what is there."""
+        ...
+
+
+def expect(arm: object, work: Sequence[ForcedWork]) -> None:
+    """Tell an arm that wants to know."""
+    if isinstance(arm, Foreseeing):
+        arm.expect(work)
