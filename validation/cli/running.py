@@ -25,6 +25,7 @@ from validation.reports import github, markdown, terminal
 from validation.reports.write import write_reports
 from validation.runner import Request, run
 from validation.storage import RunFolder
+from validation.targets.optional import Keeping
 from validation.targets.registry import load_target
 
 
@@ -61,7 +62,8 @@ def judge(options: RunOptions) -> int:
         if not 1 <= threads <= MOST_THREADS:
             raise UsageError(f"the record says {threads} threads, 1 to {MOST_THREADS} are allowed")
     set_threads(threads)
-    target = load_target(request.profile.target.kind, request.profile.model.folder())
+    section = request.profile.target
+    target = load_target(section.kind, request.profile.model.folder(), section.options)
     console = Console()
     with _progress(console) as progress:
         folder, record = run(
@@ -70,7 +72,8 @@ def judge(options: RunOptions) -> int:
             options.out,
             resume=options.resume,
             progress=progress,
-            executor=LocalProcesses(options.workers or default_workers()),
+            # A target that is elsewhere is asked from one process.
+            executor=LocalProcesses(1 if isinstance(target, Keeping) else options.workers or default_workers()),
         )
     page = write_reports(folder, record)
     terminal.show(record, page, console)
