@@ -12,7 +12,7 @@ from decode_impl.ops import OpTable
 
 KERNELS, EMULATION = "kernels", "emulation"
 
-_CAPABILITY = (9, 0)
+CAPABILITY = (9, 0)
 """The kernels are built for SM90 and later."""
 
 
@@ -29,9 +29,9 @@ def implementation(device: torch.device) -> str:
     if device.type != "cuda" or os.environ.get("DECODEGATE_KERNELS", "0") != "1":
         return EMULATION
     capability = torch.cuda.get_device_capability(device)
-    if capability < _CAPABILITY or not importlib.util.find_spec("triton"):
+    if capability < CAPABILITY or not importlib.util.find_spec("triton"):
         raise DeploymentError(
-            f"DECODEGATE_KERNELS=1 needs capability {_CAPABILITY} and Triton, this device has {capability}; unset it"
+            f"DECODEGATE_KERNELS=1 needs capability {CAPABILITY} and Triton, this device has {capability}; unset it"
         )
     return KERNELS
 

@@ -1,0 +1,273 @@
+"""`decodegate fit`: every example deployment gets the right answer with every reason; steps count as planners count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from toy_commandline import CommandLine
+
+from validation.documents import checked
+from validation.errors import UsageError
+from validation.fit.answer import Applies, PathAnswer, answers, gain_bound
+from validation.fit.deployment import DeploymentFile, load_deployment
+from validation.fit.upstream import amd_fallback, nvidia_fallback
+from validation.targets import own_path
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "deployments"
+
+NVIDIA, AMD, OWN = "upstream, NVIDIA", "upstream, AMD", "decodegate's own"
+RANKS_8, RANKS_16 = "8 GPUs a replica, all ranks run on 1 device", "16 GPUs a replica, all ranks run on 1 device"
+NOT_AMD = "GPU is GB300, MI355X is needed"
+TP_16 = "tensor parallelism is 16, 8 is needed"
+NO_DRAFTS = "no speculation, the AMD form runs only with it"
+NOT_SM100 = "the SM100 family (GB300, B300, GB200, B200) is needed"
+
+EXPECTED: dict[str, tuple[int, dict[str, set[str]]]] = {
+    "gb300-tp16-dspark": (0, {NVIDIA: set(), AMD: {NOT_AMD, TP_16}, OWN: {RANKS_16}}),
+    "gb300-tp8-batch64": (0, {NVIDIA: set(), AMD: {NOT_AMD, NO_DRAFTS}, OWN: {RANKS_8}}),
+    "gb300-tp16-long-context": (
+        0,
+        {NVIDIA: set(), AMD: {NOT_AMD, TP_16}, OWN: {RANKS_16, "decode context parallelism is 16, there is none"}},
+    ),
+    "mi355x-tp8-dspark": (
+        0,
+        {
+            NVIDIA: {
+                f"GPU is MI355X, {NOT_SM100}",
+                "the NVLink domain has 0 GPUs, multicast over all 8 tensor ranks is needed",
+            },
+            AMD: set(),
+            OWN: {"GPU is MI355X, the fused kernels need CUDA capability 9.0 or more", RANKS_8},
+        },
+    ),
+    "h200-k3-mini": (
+        0,
+        {
+            NVIDIA: {
+                f"GPU is H200, {NOT_SM100}",
+                "num_experts is 16, 896 is needed",
+                "num_experts_per_token is 4, 16 is needed",
+                "tensor parallelism is 1, 8 or 16 is needed",
+                "hidden_size is 192, 7168 is needed",
+                "num_shared_experts is 1, 2 is needed",
+            },
+            AMD: {
+                "GPU is H200, MI355X is needed",
+                "tensor parallelism is 1, 8 is needed",
+                "hidden_size is 192, 7168 is needed",
+            },
+            OWN: set(),
+        },
+    ),
+    "h200-tp16": (
+        1,
+        {
+            NVIDIA: {
+                f"GPU is H200, {NOT_SM100}",
+                "KV cache is bf16, the kernels always write fp8 rows",
+                "the NVLink domain has 8 GPUs, multicast over all 16 tensor ranks is needed",
+            },
+            AMD: {"GPU is H200, MI355X is needed", TP_16, NO_DRAFTS},
+            OWN: {RANKS_16},
+        },
+    ),
+    "gb200-tp16": (
+        3,
+        {
+            NVIDIA: {"GPU is GB200, the stated scope is GB300", "2 drafts, the stated scope is none or 3 to 7"},
+            AMD: {"GPU is GB200, MI355X is needed", TP_16},
+            OWN: {"drafts is 2, allowed are 0 and 3 to 7", RANKS_16},
+        },
+    ),
+    "gb300-everything-on": (
+        1,
+        {
+            NVIDIA: {
+                "tensor parallelism is 4, 8 or 16 is needed",
+                "pipeline parallelism is 2, 1 is needed",
+                "expert parallelism is on, it must be off",
+                "dual batch overlap is on, it must be off",
+                "decode context parallelism is 2, 1 or 4 (all tensor ranks) is needed",
+                "sleep mode is on, it must be off",
+                "LoRA is on, it must be off",
+                "model runner is v1, v2 is needed",
+                "compilation is stock torch.compile, another mode is needed",
+                "CUDA graphs are piecewise, full decode graphs are needed",
+                "speculation is eagle, only dspark or none is supported",
+                "adaptive verification is on, it must be off",
+                "KDA states are fp32 (conv) and bf16 (recurrent), bf16 and fp32 are needed",
+                "ReplaySSM is on, it must be off",
+                "8 drafts, at most 7 are supported",
+                "VLLM_KIMI_K3_AUX_ATTN_RES_STREAM is on, it must be off with speculation",
+                "KV cache is bf16, the kernels always write fp8 rows",
+            },
+            AMD: {NOT_AMD, "tensor parallelism is 4, 8 is needed"},
+            OWN: {
+                "recurrent state is bf16, f32 is needed (a narrower state drifts)",
+                "drafts is 8, allowed are 0 and 3 to 7",
+                RANKS_8,
+                "decode context parallelism is 2, there is none",
+                "pipeline parallelism is 2, there is none",
+                "expert parallelism is on, there is none",
+                "conv state is fp32, it is always bf16",
+                "LoRA is on, there is none",
+                "speculation is eagle, only dspark or none is supported",
+            },
+        },
+    ),
+    "gb300-large-batches": (
+        1,
+        {
+            NVIDIA: set(),
+            AMD: {NOT_AMD, TP_16, NO_DRAFTS},
+            OWN: {"max batch is 256, at most 64 requests can decode specialised", RANKS_16},
+        },
+    ),
+    "gb300-two-domains": (
+        1,
+        {
+            NVIDIA: {
+                "contexts to 2000000 tokens, the model has 1048576",
+                "KDA states are bf16 (conv) and bf16 (recurrent), bf16 and fp32 are needed",
+                "9 drafts, at most 7 are supported",
+                "the NVLink domain has 8 GPUs, multicast over all 16 tensor ranks is needed",
+            },
+            AMD: {"contexts to 2000000 tokens, the model has 1048576", NOT_AMD, TP_16},
+            OWN: {
+                "contexts to 2000000 tokens, the model has 1048576",
+                "recurrent state is bf16, f32 is needed (a narrower state drifts)",
+                "drafts is 9, allowed are 0 and 3 to 7",
+                RANKS_16,
+            },
+        },
+    ),
+}
+
+
+def test_there_are_ten_examples_half_of_them_supported() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*")} == set(EXPECTED)
+    assert [code for code, _ in EXPECTED.values()].count(0) == 5
+    assert len(EXPECTED) == 10
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_gets_the_right_answer_with_every_reason(decodegate: CommandLine, name: str) -> None:
+    code, reasons = EXPECTED[name]
+    found = {answer.path: answer for answer in answers(load_deployment(EXAMPLES / f"{name}.yaml"))}
+    assert {path: {item.reason for item in answer.unmet} for path, answer in found.items()} == reasons
+    assert decodegate("fit", str(EXAMPLES / f"{name}.yaml")) == code
+    for answer in found.values():
+        assert f"{answer.path}: applies: {answer.applies}" in decodegate.out
+        assert all(item.reason in decodegate.out for item in answer.unmet)
+
+
+def deployment(**changes: object) -> DeploymentFile:
+    content: dict[str, object] = {
+        "name": "x",
+        "hardware": {"gpu": "GB300", "count": 16, "nvlink_domain": 16},
+        "parallel": {"tensor": 16},
+        "cache": {"kv": "fp8"},
+        "traffic": {"batch": {1: 1.0}, "context": {1000: 1.0}},
+    }
+    return checked({**content, **changes}, DeploymentFile, "test")
+
+
+def nvidia_answer(given: DeploymentFile) -> PathAnswer:
+    return next(answer for answer in answers(given) if answer.path == NVIDIA)
+
+
+def test_shares_of_steps_follow_the_batch_distribution() -> None:
+    traffic = {"batch": {1: 0.5, 64: 0.25, 65: 0.25}, "context": {1000: 1.0}, "steps_with_prefill": 0.2}
+    answer = nvidia_answer(deployment(traffic=traffic))
+    assert list(answer.fallbacks.values()) == pytest.approx([0.2, 0.8 * 0.25])
+    assert answer.specialised == pytest.approx(0.6)
+    drafts = {"method": "dspark", "drafts": 7}
+    answer = nvidia_answer(deployment(traffic={**traffic, "ragged_verify": 0.5}, speculation=drafts))
+    # 1 request is 8 rows; 64 and 65 are over 500.
+    assert answer.specialised == pytest.approx(0.8 * 0.5 * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("requests", "drafts", "captures", "runs"),
+    [
+        (1, 0, None, True),
+        (64, 0, None, True),
+        (65, 0, None, False),
+        (8, 7, None, True),
+        (9, 7, None, False),
+        # 10 requests of 6 rows: the next captured size, 64, rounds up to 66 rows.
+        (10, 5, [64], False),
+        (10, 5, [60], True),
+        (3, 0, [2], False),
+    ],
+)
+def test_a_step_is_padded_to_a_captured_graph_of_whole_requests(
+    requests: int, drafts: int, captures: list[int] | None, runs: bool
+) -> None:
+    speculation = {"method": "dspark", "drafts": drafts} if drafts else None
+    given = deployment(speculation=speculation, engine={"capture_sizes": captures})
+    assert (nvidia_fallback(given, requests) is None) is runs
+
+
+def test_the_amd_form_takes_eight_rows() -> None:
+    given = deployment(speculation={"method": "dspark", "drafts": 3})
+    assert amd_fallback(given, 2) is None
+    assert amd_fallback(given, 3) is not None
+
+
+def test_our_own_path_answers_with_its_planner() -> None:
+    assert own_path.fallback(64, 0) is None
+    assert own_path.fallback(65, 0) == "more than 64 rows"
+    assert own_path.fallback(8, 7) is None
+    assert own_path.fallback(9, 7) == "more than 64 rows"
+    assert own_path.fallback(1, 2) == "drafts outside 3..7"
+
+
+def test_the_gain_is_bounded_by_what_falls_back() -> None:
+    assert gain_bound(1.0) == pytest.approx(1.88)
+    assert gain_bound(0.0) == 1.0
+    assert gain_bound(0.5) < 1.31
+
+
+def test_a_model_that_cannot_fit_is_refused_whatever_else_holds() -> None:
+    few = deployment(hardware={"gpu": "GB300", "count": 4, "nvlink_domain": 4}, parallel={"tensor": 8})
+    assert "4 GPUs, 8 ranks need one each" in {item.reason for item in nvidia_answer(few).unmet}
+    small = deployment(hardware={"gpu": "B200", "count": 8, "nvlink_domain": 8}, parallel={"tensor": 8})
+    answer = nvidia_answer(small)
+    assert answer.applies is Applies.NO
+    # 1.56 TB of weights over 8 GPUs are 195 GB each, before any cache.
+    assert any(item.reason.startswith("at least 195 GB a GPU") for item in answer.unmet)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: x", "'hardware' is missing"),
+        ("name: x\nname: y", "key 'name' is there twice"),
+        ("a: &a [1]\nb: *a", "aliases are not allowed"),
+        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("[" * 3000, "YAML"),
+        ("- 1", "a table of named values is needed"),
+        ("hardware: {gpu: GB400, count: 1}", "no GPU is called 'GB400'; known are GB300"),
+        ("traffic: {batch: {1: 0.5}, context: {1: 1}}", "the shares add up to 0.5"),
+        ("traffic: {batch: {0: 1}, context: {1: 1}}", "traffic.batch"),
+        ("traffic: {batch: {1: .nan}, context: {1: 1}}", "traffic.batch"),
+        ("speculation: {method: dspark, drafts: 3, acceptance_length: 5}", "3 drafts allow 4"),
+        ("hardwear: 1", "did you mean 'hardware'?"),
+    ],
+)
+def test_a_wrong_deployment_file_is_one_line(decodegate: CommandLine, text: str, said: str) -> None:
+    path = decodegate.folder / "deployment.yaml"
+    path.write_text(text)
+    assert decodegate("fit", str(path)) == 2
+    assert decodegate.err.count("\n") == 1
+    assert said.replace("YAML", "") in decodegate.err
+
+
+def test_a_model_of_another_family_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UsageError, match="not one of the K3 family"):
+        answers(deployment(model=str(tmp_path / "config.json")))
+    with pytest.raises(UsageError, match=r"k3, k3-mini, or the path of a config\.json"):
+        answers(deployment(model="gpt"))

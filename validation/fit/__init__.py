@@ -1,0 +1,1 @@
+"""Whether a specialised decode path is for a deployment, before anything is loaded or measured."""

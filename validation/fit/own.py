@@ -1,0 +1,49 @@
+"""This project's specialised path: its own refusals and routing, asked through the target's door."""
+
+from __future__ import annotations
+
+from validation.fit.conditions import Check, Kind, Unmet, unmet
+from validation.fit.deployment import DeploymentFile
+from validation.fit.hardware import GPUS
+from validation.targets import own_path
+
+
+def own(given: DeploymentFile) -> list[Unmet]:
+    """Unmet conditions: what the engine refuses, and what it has no option for."""
+    options = {
+        "kv_cache_dtype": given.cache.kv,
+        "state_dtype": {"fp32": "f32", "bf16": "bf16"}[given.cache.recurrent_state],
+        "tensor_parallel": given.parallel.tensor,
+        "max_batch": given.max_batch,
+        "max_context": given.max_context,
+        "drafts": given.drafts,
+    }
+    refused = [Unmet(reason, Kind.REFUSED) for reason in own_path.refusals(given.model, options)]
+    return refused + unmet(Kind.REFUSED, _no_option(given))
+
+
+def _no_option(given: DeploymentFile) -> list[Check]:
+    gpu, ranks, speculation = GPUS[given.hardware.gpu], given.parallel, given.speculation
+    least = own_path.KERNEL_CAPABILITY
+    devices = ranks.tensor * ranks.pipeline
+    return [
+        (
+            gpu.capability is not None and gpu.capability >= least,
+            f"GPU is {given.hardware.gpu}, the fused kernels need CUDA capability {least[0]}.{least[1]} or more",
+        ),
+        (devices <= own_path.DEVICES, f"{devices} GPUs a replica, all ranks run on {own_path.DEVICES} device"),
+        (ranks.decode_context == 1, f"decode context parallelism is {ranks.decode_context}, there is none"),
+        (ranks.pipeline == 1, f"pipeline parallelism is {ranks.pipeline}, there is none"),
+        (not ranks.expert, "expert parallelism is on, there is none"),
+        (given.cache.conv_state == "bf16", f"conv state is {given.cache.conv_state}, it is always bf16"),
+        (not given.engine.lora, "LoRA is on, there is none"),
+        (
+            speculation is None or speculation.method == "dspark",
+            f"speculation is {speculation.method if speculation else 'none'}, only dspark or none is supported",
+        ),
+    ]
+
+
+def own_fallback(given: DeploymentFile, requests: int) -> str | None:
+    """Why a decode step of so many requests runs generic; None where it is specialised."""
+    return own_path.fallback(requests, given.drafts)
