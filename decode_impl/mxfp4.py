@@ -10,6 +10,9 @@ from torch import Tensor
 
 from numerics.formats import MXFP4_BLOCK, mxfp4_dequantise
 
+_KEPT = 2**28
+"""Bytes of packed weights whose dense form is made and kept: it is eight times as large."""
+
 
 @dataclass(frozen=True)
 class MXFP4Weight:
@@ -22,6 +25,12 @@ class MXFP4Weight:
     def dense(self) -> Tensor:
         """The exact values, f32 [E, out, in]; made once and kept."""
         return mxfp4_dequantise(self.packed, self.scale, torch.float32)
+
+    def of(self, experts: int | Tensor) -> Tensor:
+        """The exact values of one expert, [out, in], or of several; as `dense`, which is not made for a huge pool."""
+        if self.packed.numel() <= _KEPT:
+            return self.dense[experts]
+        return mxfp4_dequantise(self.packed[experts], self.scale[experts], torch.float32)
 
     @property
     def out_features(self) -> int:

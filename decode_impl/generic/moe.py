@@ -57,13 +57,13 @@ def experts(
     if not len(z):
         return z.new_empty(0, w2.out_features)
     order = ids.flatten().argsort(stable=True)
-    counts = ids.flatten().bincount(minlength=w13.dense.shape[0]).tolist()
+    chosen, counts = (x.tolist() for x in ids.unique(return_counts=True))
     rows = z[order // ids.shape[1]].float().split(counts)
-    gate, up = torch.cat([x @ w.T for x, w in zip(rows, w13.dense, strict=True) if len(x)]).chunk(2, dim=-1)
+    gate, up = torch.cat([x @ w13.of(e).T for x, e in zip(rows, chosen, strict=True)]).chunk(2, dim=-1)
     hidden = bf16(situ(gate, up, beta, linear_beta)).float()
-    parts = zip(hidden.split(counts), w2.dense[..., : hidden.shape[-1]], strict=True)
+    parts = zip(hidden.split(counts), chosen, strict=True)
     per_slot = z.new_empty(order.shape[0], w2.out_features)
-    per_slot[order] = bf16(torch.cat([x @ w.T for x, w in parts if len(x)]))
+    per_slot[order] = bf16(torch.cat([x @ w2.of(e)[..., : x.shape[-1]].T for x, e in parts]))
     return bf16(slot_ordered_sum(per_slot.unflatten(0, ids.shape), weights))
 
 

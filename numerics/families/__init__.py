@@ -13,6 +13,7 @@ from typing import Any
 from numerics.families import kda, linear, mla, moe
 from numerics.families.dims import K3_SHARD_8, K3_SHARD_16, MINI, NARROW_8, NARROW_16, Dims
 from numerics.families.draw import GARBAGE, Draw
+from numerics.families.shapes import SMALL
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     **linear.FAMILIES,
@@ -58,6 +59,7 @@ __all__ = [
     "MINI",
     "NARROW_8",
     "NARROW_16",
+    "SMALL",
     "Dims",
     "Draw",
     "add",

@@ -1,11 +1,11 @@
 """Dimensions of one rank's share of a model, by Hugging Face config names where those exist.
 
 Names of our own: `kda_num_heads` and `kda_head_dim` (`linear_attn_config.num_heads` and `.head_dim`),
-`shared_intermediate_size` (shared expert width of this rank), `attn_res_blocks` (residual blocks allocated), `ranks`
-(partials an all-reduce sums), `page_size` (tokens per cache page), `projection_size` (rows of a plain projection),
-`verify_width` (tokens of a request in a verify step) and `experts_held` (experts whose weights an `experts` case
-makes; its ids stay below). Head counts and `moe_intermediate_size` are this rank's share; everything else is the
-model's.
+`shared_intermediate_size` (shared expert width of this rank), `attn_res_blocks` (residual blocks allocated),
+`blocks_used` (those in use; one less than allocated where it is missing), `ranks` (partials an all-reduce sums),
+`page_size` (tokens per cache page), `projection_size` (rows of a plain projection), `verify_width` (tokens of a request
+in a verify step) and `experts_held` (experts whose weights an `experts` case makes; its ids stay below). Head counts
+and `moe_intermediate_size` are this rank's share; everything else is the model's.
 """
 
 from __future__ import annotations

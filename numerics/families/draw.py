@@ -18,8 +18,18 @@ class Draw:
     another's."""
 
     def __init__(self, label: str, seed: int) -> None:
+        self.seed = seed
         digest = hashlib.sha256(f"{label}/{seed}".encode()).digest()
         self.generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+
+    def null_rows(self, rows: int) -> list[int]:
+        """Rows that belong to nobody: none of one row, a drawn one of two or three, else the last and a drawn one.
+
+        A padded batch ends in such rows; a guard that covers one of them, or the last alone, leaves the other.
+        """
+        if rows < 4:
+            return [self.one(0, rows)] if rows > 1 else []
+        return [self.one(0, rows - 1), rows - 1]
 
     def normal(self, *shape: int, std: float = 1.0, mean: float = 0.0) -> Tensor:
         """float32, normal."""

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from numerics.families.constants import LOWER_BOUND, turned
 from numerics.families.dims import Dims
 from numerics.families.draw import Draw
 from numerics.formats import bf16
 from numerics.oracles.kda import kda_sequence as oracle
 
-LOWER_BOUND = -5.0
 HISTORIES = 3
 """Histories simulated for a batch. Rows share them, with the value channels rotated by the row's index:
 every slot then differs from every other while its keys stay those of the history."""
@@ -88,9 +88,9 @@ class Stream:
 
 
 def kda_step(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
-    """Slots are scattered over a pool larger than the batch, its last slot among them. With two rows or
-    more one row is null (slot 0) and brings garbage; unowned slots and slot 0 hold garbage too."""
-    stream = stream_of(draw, dims, family)
+    """Slots are scattered over a pool larger than the batch, its last slot among them. Null rows
+    (slot 0) bring garbage; unowned slots and slot 0 hold garbage too."""
+    stream = stream_of(draw, dims, family, rows)
     pool = rows + rows // 4 + 4
     slots = pool - 1 - _scattered(draw, pool - 1, rows)
     conv_state, state = _garbage_pools(draw, stream, pool)
@@ -105,8 +105,7 @@ def kda_step(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
         proj = draw.with_subnormals(proj)
         conv_state[slots] = draw.with_subnormals(conv_state[slots])
         state[slots] = draw.with_subnormals(state[slots])
-    if rows > 1:
-        null = draw.one(0, rows)
+    for null in draw.null_rows(rows):
         slots[null] = 0
         proj[null] = draw.garbage(proj.shape[1])
     return {**stream.weights, "proj": proj, "conv_state": conv_state, "state": state, "slots": slots}
@@ -115,10 +114,10 @@ def kda_step(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
 def kda_verify(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     """`rows` requests of `verify_width` tokens each. Every request owns that many scattered slots beyond the batch.
 
-    Its source is one of them, at any column, or for every third request a slot of its own that must stay. With two
-    requests or more one is null (source 0) with garbage tokens; slots that are only written hold garbage.
+    Its source is one of them, at any column, or for every third request a slot of its own that must stay. Null
+    requests (source 0) have garbage tokens; slots that are only written hold garbage.
     """
-    stream, width = stream_of(draw, dims, family), dims["verify_width"]
+    stream, width = stream_of(draw, dims, family, rows), dims["verify_width"]
     pool = rows * (width + 1) + 4
     columns = (pool - 1 - _scattered(draw, pool - 1, rows * (width + 1))).view(rows, width + 1)
     targets = columns[:, :width].clone()
@@ -134,8 +133,7 @@ def kda_verify(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]
         proj = draw.with_subnormals(proj)
         conv_state[sources] = draw.with_subnormals(conv_state[sources])
         state[sources] = draw.with_subnormals(state[sources])
-    if rows > 1:
-        null = draw.one(0, rows)
+    for null in draw.null_rows(rows):
         sources[null], targets[null] = 0, 0
         proj.view(rows, width, -1)[null] = draw.garbage(width, proj.shape[1])
     return {**stream.weights, "proj": proj, "conv_state": conv_state, "state": state} | {
@@ -146,7 +144,7 @@ def kda_verify(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]
 
 def kda_sequence(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     """`rows` consecutive tokens in slot 3 of 5, continuing a history; the other slots hold garbage."""
-    stream = stream_of(draw, dims, family)
+    stream = stream_of(draw, dims, family, rows)
     conv_state, state = _garbage_pools(draw, stream, 5)
     window, S = stream.history(draw)
     conv_state[3], state[3] = window, S
@@ -157,7 +155,7 @@ def kda_sequence(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, An
     return {**stream.weights, "proj": proj, "conv_state": conv_state, "state": state, "slot": 3}
 
 
-def stream_of(draw: Draw, dims: Dims, family: str) -> Stream:
+def stream_of(draw: Draw, dims: Dims, family: str, rows: int) -> Stream:
     """The weights of one layer, and what its tokens look like."""
     kind = KINDS[family]
     h, d = dims["kda_num_heads"], dims["kda_head_dim"]
@@ -174,7 +172,7 @@ def stream_of(draw: Draw, dims: Dims, family: str) -> Stream:
         "conv_weight": taps,
         "A_log": draw.uniform(-0.3, 0.3, h),
         "dt_bias": draw.uniform(*kind.dt, D),
-        "lower_bound": LOWER_BOUND,
+        "lower_bound": turned(draw, rows, LOWER_BOUND),
         "norm_weight": draw.bf16(d, std=0.1, mean=1.0),
     }
     return Stream(weights, kind, keys, h, d)

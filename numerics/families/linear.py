@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from numerics.families.constants import EPS, turned
 from numerics.families.dims import Dims
 from numerics.families.draw import Draw
 
-EPS = 1e-5
 FAINT = 2.0**-8
-"""Factor that takes mean squares of magnitude 1 to about EPS, where a norm's constant decides."""
+"""Factor that takes mean squares of magnitude 1 to about 1e-5, where a norm's constant decides."""
 
 
 def product_inputs(draw: Draw, family: str, rows: int, K: int, *out: int) -> tuple[Any, list[Any]]:
@@ -47,7 +47,7 @@ def rms_norm(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
         x *= FAINT
     elif family == "subnormals":
         x = draw.with_subnormals(x)
-    return {"x": x, "weight": draw.bf16(H, std=0.1, mean=1.0), "eps": EPS}
+    return {"x": x, "weight": draw.bf16(H, std=0.1, mean=1.0), "eps": turned(draw, rows, EPS)}
 
 
 def rank_partials(draw: Draw, family: str, name: str, ranks: int, rows: int, width: int) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def output_mix(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]
 
 def _mix_inputs(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     H, NB = dims["hidden_size"], dims["attn_res_blocks"]
-    num_blocks = NB if family in ("full", "final") else max(NB - 1, 1)
+    num_blocks = NB if family in ("full", "final") else min(dims.get("blocks_used", max(NB - 1, 1)), NB)
     blocks = draw.garbage(rows, NB, H)
     for s in range(num_blocks):
         # Later blocks sum more layers and are larger, so weights and sources cannot be swapped unseen.
@@ -119,7 +119,7 @@ def _mix_inputs(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any
         "num_blocks": num_blocks,
         "norm_weight": draw.bf16(H, std=0.1, mean=1.0),
         "query_weight": draw.bf16(H, std=spread * H**-0.5),
-        "eps": EPS,
+        "eps": turned(draw, rows, EPS),
         "out_norm_weight": draw.bf16(H, std=0.1, mean=1.0).to(torch.bfloat16),
     }
 

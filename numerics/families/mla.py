@@ -1,8 +1,7 @@
 """Input families of multi-head latent attention over a paged latent cache.
 
 Pages of a row are scattered over the pool in random order. Everything that no row owns is large garbage: page 0,
-spare pages and the tail of a last page. Scales are neither 1 nor powers of two, because one that is
-applied twice or not at all is invisible at 1 and partly invisible at a power of two; a BF16 cache ignores them.
+spare pages and the tail of a last page. A BF16 cache ignores the scales.
 """
 
 from __future__ import annotations
@@ -13,19 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from numerics.families.constants import EPS, SCALES, TEMPER, turned
 from numerics.families.dims import Dims
 from numerics.families.draw import Draw
 from numerics.families.linear import FAINT
 from numerics.formats import E4M3_MAX, bf16, e4m3_encode
 
-EPS = 1e-5
-Q_SCALE, K_SCALE = 0.83, 0.7
 PEAK_SCORE = 18.0
 """Score of a planted key: against some hundred keys of score around +-1.5 it takes nearly all of the
 softmax."""
 TOWER_SCORE = 300.0
 """Score beyond what exp (88) and exp2 (127) hold in FP32: only a softmax that subtracts its maximum survives it."""
-LONG_PAGES = (33, 48)
+LONG_PAGES = (65, 80)
 """Pages of the longest request of the `long` families."""
 VERIFY_WIDTHS = (2, 4, 6, 8)
 LOUD = 400.0
@@ -37,10 +35,11 @@ class Storage:
     """How queries and cache rows are stored: BF16, which has no use for scales, or E4M3 bytes of value / scale."""
 
     fp8: bool
+    pair: tuple[float, float]
 
     @property
     def scales(self) -> dict[str, float]:
-        return {"q_scale": Q_SCALE, "k_scale": K_SCALE}
+        return {"q_scale": self.pair[0], "k_scale": self.pair[1]}
 
     def store(self, x: Tensor, scale: str) -> Tensor:
         return e4m3_encode(x / self.scales[scale]) if self.fp8 else bf16(x)
@@ -51,10 +50,10 @@ class Storage:
 
 
 def mla_query(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
-    """Rows write to scattered positions, the first and the last of a page among them; with two rows or
-    more one is null (a position inside page 0). `saturating_fp8`: a few channels of every output exceed
+    """Rows write to scattered positions, the first and the last of a page among them; null
+    rows have a position inside page 0. `saturating_fp8`: a few channels of every output exceed
     what E4M3 holds."""
-    storage = Storage(family.endswith("fp8"))
+    storage = Storage(family.endswith("fp8"), turned(draw, rows, SCALES))
     h, r = dims["num_attention_heads"], dims["q_lora_rank"]
     C, R, nope = dims["kv_lora_rank"], dims["qk_rope_head_dim"], dims["qk_nope_head_dim"]
     page = dims["page_size"]
@@ -75,13 +74,13 @@ def mla_query(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     edges = torch.tensor([last_page, pages * page - 1])
     between = page + draw.permutation(last_page - page)
     positions = torch.cat([edges, between])[:rows][draw.permutation(rows)]
-    if rows > 1:
-        positions[draw.one(0, rows)] = draw.one(0, page)
+    for null in draw.null_rows(rows):
+        positions[null] = draw.one(0, page)
     return {
         "a": a,
         "q_norm_weight": draw.bf16(r, std=0.1, mean=1.0),
         "kv_norm_weight": kv_norm_weight,
-        "eps": EPS,
+        "eps": turned(draw, rows, EPS),
         "q_b": q_b,
         "w_uk": w_uk,
         **storage.scales,
@@ -94,7 +93,7 @@ def mla_attend(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]
     """Strongly ragged lengths: 1, page - 1, page, page + 1, many pages, and 0 (a padded row).
 
     `verify`: requests of 2, 4, 6 or 8 (drawn) consecutive tokens, each token a row that sees one key more; the last
-    request may be cut short by the number of rows. `long`: the first request has 33 to 48 pages."""
+    request may be cut short by the number of rows. `long`: the first request has 65 to 80 pages."""
     width = VERIFY_WIDTHS[draw.one(0, len(VERIFY_WIDTHS))] if family.startswith("verify") else 1
     owners = [row // width for row in range(rows)]
     queries = [[row for row in range(rows) if owners[row] == request] for request in range(owners[-1] + 1)]
@@ -129,7 +128,10 @@ def _lengths(draw: Draw, page: int, rows: int) -> list[int]:
     ragged = [12 * page + 5, 1, page - 1, page, page + 1, 0, 2 * page, 3 * page - 1, 7 * page + 1]
     if rows == 1:
         return [(12 * page + 5, page + 1, page, 3 * page - 1)[draw.one(0, 4)]]
-    return [ragged[i] if i < len(ragged) else draw.one(1, 8 * page) for i in range(rows)]
+    lengths = [ragged[i] if i < len(ragged) else draw.one(1, 8 * page) for i in range(rows)]
+    # A padded batch ends in rows that belong to nobody; from six rows on there is another one among them.
+    lengths[-1] = 0
+    return lengths
 
 
 def _attention(
@@ -137,10 +139,10 @@ def _attention(
 ) -> tuple[dict[str, Any], Tensor]:
     """q, cache and scales for requests of `lengths`, where request i owns the query rows `queries[i]`;
     block table."""
-    storage = Storage(family.endswith("fp8"))
+    storage = Storage(family.endswith("fp8"), turned(draw, rows, SCALES))
     h, C, R = dims["num_attention_heads"], dims["kv_lora_rank"], dims["qk_rope_head_dim"]
     page = dims["page_size"]
-    softmax_scale = (dims["qk_nope_head_dim"] + R) ** -0.5
+    softmax_scale = (dims["qk_nope_head_dim"] + R) ** -0.5 * turned(draw, rows, TEMPER)
     q = draw.normal(rows, h, C + R)
     if family == "saturating_fp8":
         # Where q is loud the keys are faint and the other way round, so that scores stay moderate.

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from numerics.families.constants import BETA, EPS, LINEAR_BETA, SCALING, turned
 from numerics.families.dims import Dims
 from numerics.families.draw import Draw
-from numerics.families.linear import EPS, product_inputs, rank_partials
+from numerics.families.linear import product_inputs, rank_partials
 from numerics.formats import E2M1_VALUES, E8M0_NAN, MXFP4_BLOCK
 
-SITU = {"beta": 4.0, "linear_beta": 25.0}
 LARGE = 32.0
 """Factor on the first weights of the `large_situ` families: |g| and |u| then reach 10 to 100, where SiTU
-saturates at `beta` and `linear_beta` and SiLU, its look-alike near 0, does not."""
+saturates at its two betas and SiLU, its look-alike near 0, does not."""
 UNUSED_SCALE = 190
 """E8M0 scale (2^63) of experts that no row chose."""
 
@@ -30,14 +30,15 @@ def moe_front(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
 def route(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     """`close_scores`: gaps at the cut of a few hundred FP32 ULPs, which BF16 logits or scores destroy.
     `hair_scores`: gaps of about 27 FP32 ULPs, which an epsilon for ties destroys. `close_bias`: scores and biases vary
-    by less than a BF16 ULP of the bias. `coverage`: every row favours experts of its own, all of them over the rows.
+    by less than a BF16 ULP of the bias. `coverage`: every row favours experts of its own, all of them over the rows;
+    row 0 the first, the last and those at either side of a multiple of 256, where a block of threads ends.
     `saturated`: logits x 30; a sigmoid in FP32 is exactly 1 above 17. `exact_ties`: few different scores;
     the last row is all zero. `tiny_scores`: sigmoid around 1e-8 under a bias around 12, so that a score
     recovered as (s + b) - b is lost."""
     E = dims["num_experts"]
-    logits, bias, scaling = draw.normal(rows, E, std=1.5), draw.normal(E, std=0.1), 1.0
+    logits, bias, scaling = draw.normal(rows, E, std=1.5), draw.normal(E, std=0.1), turned(draw, rows, SCALING)
     if family == "close_scores":
-        logits, bias, scaling = draw.normal(rows, E, std=0.05, mean=1.0), torch.zeros(E), 2.5
+        logits, bias = draw.normal(rows, E, std=0.05, mean=1.0), torch.zeros(E)
     elif family == "hair_scores":
         steps = torch.stack([draw.permutation(E) for _ in range(rows)])
         logits, bias = 1.0 + steps.float() * 2.0**-17, torch.zeros(E)
@@ -45,7 +46,7 @@ def route(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
         logits, bias = draw.normal(rows, E, std=2e-3), 0.75 + draw.normal(E, std=5e-4)
     elif family == "coverage":
         k = dims["num_experts_per_token"]
-        favoured = draw.permutation(E)[torch.arange(rows * k) % E].view(rows, k)
+        favoured = _edges_first(draw, E)[torch.arange(rows * k) % E].view(rows, k)
         logits, bias = logits.scatter(-1, favoured, 8.0 + draw.uniform(0.0, 1.0, rows, k)), torch.zeros(E)
     elif family == "saturated":
         logits = logits * 30
@@ -93,7 +94,7 @@ def experts(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
         "w13_scale": w13_scale,
         "w2_packed": w2_packed,
         "w2_scale": w2_scale,
-        **SITU,
+        **_situ(draw, rows),
     }
 
 
@@ -102,7 +103,7 @@ def shared_expert(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, A
     x, (gate_up,) = product_inputs(draw, family, rows, H, 2 * I)
     if family == "large_situ":
         gate_up *= LARGE
-    return {"x": x, "gate_up": gate_up, "down": draw.bf16(H, I, std=I**-0.5), **SITU}
+    return {"x": x, "gate_up": gate_up, "down": draw.bf16(H, I, std=I**-0.5), **_situ(draw, rows)}
 
 
 def moe_tail(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
@@ -112,8 +113,12 @@ def moe_tail(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
         **rank_partials(draw, family, "shared", ranks, rows, H),
         "norm_weight": draw.bf16(L, std=0.1, mean=1.0),
         "up_weight": draw.bf16(H, L, std=L**-0.5),
-        "eps": EPS,
+        "eps": turned(draw, rows, EPS),
     }
+
+
+def _situ(draw: Draw, rows: int) -> dict[str, float]:
+    return {"beta": turned(draw, rows, BETA), "linear_beta": turned(draw, rows, LINEAR_BETA)}
 
 
 def _expert_ids(draw: Draw, held: int, k: int, rows: int, one_set: bool) -> Tensor:
@@ -126,6 +131,15 @@ def _expert_ids(draw: Draw, held: int, k: int, rows: int, one_set: bool) -> Tens
         inner = 1 + draw.permutation(held - 2)[: k - 2]
         sets[0] = torch.cat([torch.tensor([held - 1, 0]), inner])
     return torch.stack([(sets[0] if one_set else own)[draw.permutation(k)] for own in sets])
+
+
+def _edges_first(draw: Draw, E: int) -> Tensor:
+    """Every expert once: the last, the first, both sides of every multiple of 256, then the others in random order."""
+    edges = [E - 1, 0, *(edge + side for edge in range(256, E, 256) for side in (-1, 0))]
+    unseen = torch.ones(E, dtype=torch.bool)
+    unseen[edges] = False
+    rest = draw.permutation(E)
+    return torch.cat([torch.tensor(list(dict.fromkeys(edges))), rest[unseen[rest]]])
 
 
 def _coordinate_coded(scale: Tensor) -> Tensor:

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from numerics.contracts.roundings import split_length
 from numerics.families import kda
+from numerics.families.constants import SCALES
 from numerics.families.dims import Dims
 from numerics.families.draw import Draw
-from numerics.families.mla import K_SCALE, PEAK_SCORE, Q_SCALE, Storage
+from numerics.families.mla import PEAK_SCORE, Storage
 from numerics.formats import E4M3_NAN, e4m3_encode
 
 CAST_ROWS = 64
+Q_SCALE, K_SCALE = SCALES[0]
 GRID = {"num_attention_heads": 1, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
 
 
@@ -82,7 +84,7 @@ def _boundaries(length: int, page: int, split: int) -> list[int]:
 def _grid_case(
     draw: Draw, page: int, table_pages: int, query_length: int, fp8: bool, requests: list[tuple[int, int]]
 ) -> dict[str, Any]:
-    storage, C, row = Storage(fp8), GRID["kv_lora_rank"], GRID["kv_lora_rank"] + GRID["qk_rope_head_dim"]
+    storage, C, row = Storage(fp8, SCALES[0]), GRID["kv_lora_rank"], GRID["kv_lora_rank"] + GRID["qk_rope_head_dim"]
     held = -(-(2 * page + 1) // page)
     pages = 1 + held * len(requests)
     cache = storage.garbage(draw, pages, page, row)
@@ -118,7 +120,7 @@ def _grid_case(
 def long_run(dims: Dims, family: str, rows: int, steps: int, seed: int) -> tuple[dict[str, Any], Iterator[Tensor]]:
     """A `kda_step` case whose slots are empty, and the projections of `steps` steps one after the other."""
     draw = Draw(f"long_run/{family}", seed)
-    stream = kda.stream_of(draw, dims, family)
+    stream = kda.stream_of(draw, dims, family, rows)
     D = stream.h * stream.d
     case = {
         **stream.weights,

@@ -104,8 +104,8 @@ def scales_by_a_maximum_over_unread_memory(mix: Op) -> Op:
 
 
 def one_step_up(x: Tensor) -> Tensor:
-    """The next BF16 away from zero."""
-    return (x.view(torch.int16) + 1).view(torch.bfloat16)
+    """The next BF16 away from zero; a NaN stays one."""
+    return torch.where(x.isnan(), x, (x.view(torch.int16) + 1).view(torch.bfloat16))
 
 
 def leaves_a_row_as_it_was_allocated(reduce: Op) -> Op:
@@ -161,6 +161,56 @@ def names_no_expert_for_a_nan(route: Op) -> Op:
     return faulty
 
 
+def as_if_dense(x: Tensor) -> Tensor:
+    """What a kernel reads that takes the strides of `x` for those of a dense tensor."""
+    return x.as_strided(x.shape, torch.empty(x.shape).stride())
+
+
+def assumes_dense(name: str) -> Callable[[Op], Op]:
+    """An index input is read as if it were dense."""
+    return lambda op: lambda **case: op(**{**case, name: as_if_dense(case[name])})
+
+
+def hides_nan(norm: Op) -> Op:
+    """NaNs are taken for zeros: the row looks healthy and is not."""
+    return lambda *, x, **rest: norm(x=x.nan_to_num(), **rest)
+
+
+def spreads_from_row_0(norm: Op) -> Op:
+    """The first row's values reach the last row with weight zero."""
+
+    def faulty(*, x: Tensor, **rest: Any) -> Tensor:
+        y: Tensor = norm(x=x, **rest).clone()
+        y[-1] = torch.where(x[0].isnan(), x[0], y[-1])
+        return y
+
+    return faulty
+
+
+def guards_the_last_null_row_alone(step: Op) -> Op:
+    """A padded row writes the null slot unless it is the last one of the batch."""
+
+    def faulty(*, slots: Tensor, state: Tensor, **rest: Any) -> Tensor:
+        y: Tensor = step(slots=slots, state=state, **rest)
+        if bool((slots[:-1] == 0).any()):
+            state[0] += 1.0
+        return y
+
+    return faulty
+
+
+DENSE = [
+    ("kda_step", "slots"),
+    ("kda_verify", "sources"),
+    ("kda_verify", "targets"),
+    ("mla_query", "positions"),
+    ("mla_attend", "block_table"),
+    ("mla_attend", "lengths"),
+    ("experts", "ids"),
+    ("experts", "weights"),
+]
+"""Index inputs of ops, and the routing weights, which are views of larger tables as often as not."""
+
 MUTANTS = [
     ("mla_query", writes_the_null_page, "unowned bytes unchanged"),
     ("projection", differs_when_repeated, "same bits twice"),
@@ -174,6 +224,9 @@ MUTANTS = [
     ("kda_step", writes_between_the_slots, "row padding unchanged"),
     ("route", ranks_all_rows_by_one_maximum, "rows kept apart"),
     ("route", names_no_expert_for_a_nan, "rows kept apart"),
+    ("rms_norm", spreads_from_row_0, "rows kept apart"),
+    ("rms_norm", hides_nan, "NaN stays NaN"),
+    ("kda_step", guards_the_last_null_row_alone, "unowned bytes unchanged"),
 ]
 STATEFUL = {differs_when_repeated, leaves_a_row_as_it_was_allocated}
 """Mutants that break other contracts too: each is another call, and finds other bytes in memory."""
@@ -217,6 +270,20 @@ def test_a_mutant_turns_the_gate_red_by_its_contract(op: str, mutate: Callable[[
     assert result.verdict is Verdict.FAIL
     assert any(f"contract '{contract}' of the candidate is broken in" in f.message for f in result.findings)
     assert not any("of the baseline" in f.message for f in result.findings)
+
+
+@pytest.mark.parametrize(("op", "name"), DENSE, ids=[f"{op}-{name}" for op, name in DENSE])
+def test_an_index_input_read_as_if_it_were_dense_breaks_strided_views(op: str, name: str) -> None:
+    family = "iid_bf16" if op.startswith("mla") else "iid"
+    assert "strided views" in broken(op, assumes_dense(name), family=family)
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_row_is_garbled_once_and_lies_beside_a_garbled_one_once(rows: int) -> None:
+    case = make_case("rms_norm", MINI, "iid", rows, seed=0)
+    garbled = [which for _, which in numerics_poison.garbled_cases("rms_norm", case)]
+    assert torch.equal(garbled[0], ~garbled[1])
+    assert broken("rms_norm", spreads_from_row_0, rows=rows).keys() == {"rows kept apart"}
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_clean_candidate_passes_on_every_op(seed: int) -> None:
 def test_a_clean_candidate_passes_at_a_true_shard_width_with_families_in_turn() -> None:
     result = run("mla_attend", rows=[1], shards=["k3_shard_16"])
     assert result.verdict is Verdict.PASS
-    assert result.metrics["cases"] == len(FAMILIES["mla_attend"]) + 2
+    assert result.metrics["cases"] == len(FAMILIES["mla_attend"]) + 3
 
 
 def test_families_take_turns_so_that_seeds_cover_them_all() -> None:
@@ -365,9 +365,16 @@ def test_the_plan_covers_every_op_at_every_width_and_sequences_at_the_model_s_ow
 
 def test_verify_steps_are_planned_at_every_width_up_to_64_rows_in_all() -> None:
     settings = {**SETTINGS, "ops": ["kda_verify"], "verify_rows": [1, 8, 16], "verify_widths": [2, 4, 8]}
-    units = NumericsGate().plan(context_of(settings))
-    steps = {(unit.params["rows"], unit.params["verify_width"]) for unit in units}
-    assert steps == {(1, 2), (1, 4), (1, 8), (8, 2), (8, 4), (8, 8), (16, 2), (16, 4)}
+
+    def steps(families: str, seed: int = 0) -> set[tuple[int, int]]:
+        units = NumericsGate().plan(context_of({**settings, "families": families}, seed=seed))
+        return {(unit.params["rows"], unit.params["verify_width"]) for unit in units}
+
+    every = {(1, 2), (1, 4), (1, 8), (8, 2), (8, 4), (8, 8), (16, 2), (16, 4)}
+    assert steps("all") == every
+    in_turn = [steps("in turn for large batches", seed) for seed in range(6)]
+    assert all({width for _, width in one} == {2, 4, 8} and len(one) == 3 for one in in_turn)
+    assert set.union(*in_turn) == every
 
 
 def test_a_failing_case_is_listed_in_the_metrics_and_is_measured_first_when_given_back() -> None:

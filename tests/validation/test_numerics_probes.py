@@ -21,10 +21,14 @@ from validation.verdict import Verdict
 SETTINGS: dict[str, Any] = {"rows": [1], "sequence_rows": [1], "shard_rows": [1], "shards": [], "seeds": 1}
 
 
-def probe(name: str, op: str, *faults: Fault) -> GateResult:
-    """The gate's judgement of one probe of one op alone."""
-    gate, context = NumericsGate(), context_of({**SETTINGS, "ops": [op], "probes": [name]}, faults=faults)
+def probe(name: str, op: str, *faults: Fault, seed: int = 0, replay: tuple[Any, ...] = ()) -> GateResult:
+    """The gate's judgement of one probe of one op alone, or of replays alone."""
+    settings = {**SETTINGS, "ops": [op], "probes": [name], "replay": list(replay)}
+    gate, context = NumericsGate(), context_of(settings, faults=faults, seed=seed)
+    assert gate.settings_error(settings) is None
     units = [unit for unit in gate.plan(context) if unit.params.get("probe") == name]
+    units = units[: len(replay)] if replay else units
+    assert all(unit.id.startswith("replay-") for unit in units) == bool(replay)
     assert units
     return gate.judge({unit.id: gate.measure(unit, context) for unit in units}, context)
 
@@ -102,6 +106,18 @@ def wraps_slots(step: Any) -> Any:
     return faulty
 
 
+def wraps_experts(experts: Any) -> Any:
+    """The byte offset of an expert's weights is computed in 32 bits."""
+
+    def faulty(*, ids: Tensor, w13: Any, **rest: Any) -> Tensor:
+        size = w13.packed[0].numel()
+        offset = (ids * size + 2**31) % 2**32 - 2**31
+        latent: Tensor = experts(ids=(offset // size).clamp(min=0), w13=w13, **rest)
+        return latent
+
+    return faulty
+
+
 def rounds_the_state(step: Any) -> Any:
     """The state is stored in BF16."""
 
@@ -121,6 +137,7 @@ def rounds_the_state(step: Any) -> Any:
         ("grid", "mla_attend", forgets_the_key_before_a_page),
         ("coverage", "route", proposes_the_first_256_only),
         ("limits", "kda_step", wraps_slots),
+        ("limits", "experts", wraps_experts),
         ("drift", "kda_step", rounds_the_state),
         ("captured", "kda_step", rounds_the_state),
     ],
@@ -130,7 +147,24 @@ def test_its_fault_turns_it_red(name: str, op: str, mutate: Any) -> None:
     assert result.verdict is Verdict.FAIL
     assert {finding.component for finding in result.findings} == {op}
     assert all(finding.unit.startswith(f"probe-{name}-") for finding in result.findings)
-    assert result.metrics["failing_cases"] == []
+    failed = result.metrics["failing_cases"]
+    assert len(failed) == len({finding.unit for finding in result.findings})
+    # A run of another seed measures them first, with the seed that they failed at.
+    again = probe(name, op, broken(op, mutate), seed=5, replay=tuple(failed[:2]))
+    assert again.metrics["failing_cases"] == failed[:2]
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ({"probe": "cast"}, "its seed is missing"),
+        ({"probe": "x", "seed": 0}, "there is no probe 'x'"),
+        ({"probe": "cast", "op": "rms_norm", "rows": 64, "seed": 0}, "has no unit with these parameters"),
+        ({"probe": "coverage", "op": "route", "rows": 10**9, "seed": 0}, "has no unit with these parameters"),
+    ],
+)
+def test_a_replay_that_names_no_probe_is_explained(case: Any, reason: str) -> None:
+    assert reason in (NumericsGate().settings_error({**SETTINGS, "replay": [case]}) or "")
 
 
 def test_the_grid_goes_through_every_context_and_boundary() -> None:

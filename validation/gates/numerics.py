@@ -10,7 +10,8 @@ from validation.gates import numerics_report as report
 from validation.gates.base import Context, GateResult, Json, Unit
 from validation.gates.numerics_judge import failing_cases, findings
 from validation.gates.numerics_probes import PROBES
-from validation.gates.numerics_units import DEFAULTS, WIDTHS, measure_unit, plan_units, replays, with_defaults
+from validation.gates.numerics_replay import replays
+from validation.gates.numerics_units import DEFAULTS, WIDTHS, measure_unit, plan_units, with_defaults
 from validation.gates.settings import integers, one_of, positive_integer, problems, subset
 from validation.targets.base import ArmConfig, Capability
 from validation.verdict import Verdict
@@ -26,7 +27,7 @@ class NumericsGate:
     cost = "seconds per op; about a minute in all"
 
     def settings_error(self, settings: Mapping[str, Json]) -> str | None:
-        """Rows, sequence lengths, verify steps, shard widths, seeds, probes, replays; optionally a choice of ops."""
+        """Rows, sequence lengths, verify steps, shard widths, shapes, seeds, probes, replays; optionally some ops."""
         return problems(
             settings,
             {
@@ -36,6 +37,7 @@ class NumericsGate:
                 "verify_widths": integers(2, 8),
                 "shard_rows": integers(1, 64),
                 "shards": subset(WIDTHS),
+                "shape_rows": integers(1, 64),
                 "seeds": positive_integer(),
                 "families": one_of("all", "in turn", "in turn for large batches"),
                 "probes": subset(PROBES),
@@ -51,7 +53,7 @@ class NumericsGate:
         return context.baseline, context.candidate
 
     def plan(self, context: Context) -> Sequence[Unit]:
-        """Earlier failures first, then a unit per op, width and row count, then the probes."""
+        """Earlier failures first, then a unit per op, width and row count, units over shapes, and the probes."""
         return plan_units(with_defaults(context))
 
     def measure(self, unit: Unit, context: Context) -> dict[str, Json]:

@@ -9,7 +9,7 @@ from typing import Any
 from validation.gates.base import Context, Json, Unit
 from validation.gates.numerics_measure import measure_case
 from validation.gates.parity_measure import windows
-from validation.targets.capture import NEEDS, captured_cases
+from validation.targets.capture import captured_cases
 
 PROMPT, DECODE, BATCH, CASES = 40, 12, 3, 2
 """Tokens before and during the captured decode, sequences in it, and cases kept of every op."""
@@ -18,10 +18,8 @@ _known: dict[tuple[str, ...], dict[str, list[dict[str, Any]]]] = {}
 """The last capture of this process: units of one run come one after the other."""
 
 
-def plan(ops: Sequence[str], context: Context) -> list[Unit]:
-    """A unit per op and cache format, where the target can be captured from."""
-    if not context.target.capabilities >= NEEDS:
-        return []
+def units(ops: Sequence[str], deep: bool) -> list[Unit]:
+    """A unit per op and cache format."""
     return [
         Unit(f"probe-captured-{kv}-{op}", {"probe": "captured", "op": op, "kv_cache_dtype": kv, "rows": BATCH})
         for op in ops
@@ -38,7 +36,7 @@ def measure(unit: Unit, context: Context) -> dict[str, Json]:
         | measure_case(op, case, baseline, candidate)
         for i, case in enumerate(_captured(context, kv).get(op, []))
     ]
-    return {**unit.params, "width": "model", "replayable": False, "cases": cases}
+    return {**unit.params, "width": "model", "cases": cases}
 
 
 def _formats(op: str) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from numerics.formats import E4M3_NAN
 from numerics.oracles import written
-from validation.gates.numerics_poison import POISONS, PoisonedScratch, garbled_row, poisoned, widened
+from validation.gates.numerics_poison import POISONS, PoisonedScratch, garbled_cases, poisoned, rows_of, widened
 from validation.targets.base import Case
 
 Outputs = dict[str, Tensor]
@@ -39,17 +40,20 @@ ROW_INPUTS: dict[str, tuple[str, ...]] = {
 }
 """Inputs that have one entry per row (dotted groups by their stem); sequence ops have none, their rows are ordered."""
 
+OWNERS = {"kda_step": "slots", "kda_verify": "sources", "mla_attend": "lengths"}
+"""Inputs of which 0 says that a row, or a request of `kda_verify`, belongs to nobody; its output is zero."""
+
 NOT_APPLICABLE = {"replay equals eager": "no path of this target replays a captured graph"}
 """Contracts that cannot be asked here, with the reason."""
 
 
-def broken_contracts(op: str, case: Case, run: Run, placement: bool) -> dict[str, int]:
-    """Broken elements by contract.
+def broken_contracts(op: str, case: Case, run: Run, placement: bool, clean: Outputs | None = None) -> dict[str, int]:
+    """Broken elements by contract. `clean`: what the op gave on this case before, to save one run.
 
     `placement`: whether a row's bits must not depend on where it lies, its place in the batch or its stride. The
     generic path leaves elementary functions to the library, whose vectorised and scalar forms differ in the last bit.
     """
-    clean, again = run(case), run(case)
+    clean, again = run(case) if clean is None else clean, run(case)
     pools = written(op, case)
     wide = run(widened(op, case))
     counts = {
@@ -59,7 +63,7 @@ def broken_contracts(op: str, case: Case, run: Run, placement: bool) -> dict[str
         "null rows zero": _null_rows_not_zero(op, case, clean),
         "poison ignored": _poison_leaks(op, case, run, clean, pools),
         "outputs fully written": _unwritten(case, run, clean),
-        "rows kept apart": _garbage_spreads(op, case, run, clean, pools),
+        **_garbled_rows(op, case, run, clean, pools),
     }
     if placement:
         counts["strided views"] = _differences(clean, wide)
@@ -82,14 +86,11 @@ def _padding_changed(pool: Tensor) -> int:
 
 def _null_rows_not_zero(op: str, case: Case, outputs: Outputs) -> int:
     """Elements that are not zero in rows which belong to nobody (slot 0, or no key to see)."""
-    if op == "kda_step":
-        return int((outputs["y"][case["slots"] == 0] != 0).sum())
-    if op == "kda_verify":
-        by_request = outputs["y"].unflatten(0, (-1, case["targets"].shape[1]))
-        return int((by_request[case["sources"] == 0] != 0).sum())
-    if op == "mla_attend":
-        return int((outputs["latent"][case["lengths"] == 0] != 0).sum())
-    return 0
+    if op not in OWNERS:
+        return 0
+    nobodys = _nobodys(op, case)
+    out = outputs["latent" if op == "mla_attend" else "y"].unflatten(0, (nobodys.shape[0], -1))
+    return int((out[nobodys] != 0).sum())
 
 
 def _in_reversed_order(op: str, case: Case, run: Run, pools: Outputs) -> Outputs:
@@ -128,22 +129,34 @@ def _unwritten(case: Case, run: Run, clean: Outputs) -> int:
     return _differences(clean, dirty)
 
 
-def _garbage_spreads(op: str, case: Case, run: Run, clean: Outputs, pools: Outputs) -> int:
-    """Elements of the other rows whose bits change when one row holds NaNs, and its ids that name no expert."""
-    garbled = garbled_row(op, case)
-    if garbled is None:
-        return 0
-    spoiled, row = garbled
-    dirty = run(spoiled)
-    broken = 0
-    for name, value in clean.items():
-        if name not in pools:
-            others = torch.ones(value.shape[0], dtype=torch.bool)
-            others[row] = False
-            broken += differing(value[others], dirty[name][others])
-    if op == "route":
-        broken += int(((dirty["ids"] < 0) | (dirty["ids"] >= case["logits"].shape[-1])).sum())
-    return broken
+def _garbled_rows(op: str, case: Case, run: Run, clean: Outputs, pools: Outputs) -> dict[str, int]:
+    """What rows of NaNs do: nothing to the others, and their own outputs are NaN, or someone will trust them.
+
+    "rows kept apart": elements of other rows whose bits change, and ids that name no expert. "NaN stays NaN": elements
+    of garbled rows that are no NaN. Rows that belong to nobody are zero, whatever they hold.
+    """
+    spread, hidden = 0, 0
+    for spoiled, rows in garbled_cases(op, case):
+        dirty = run(spoiled)
+        for name in clean.keys() - pools.keys():
+            own = rows.repeat_interleave(clean[name].shape[0] // rows.shape[0])
+            spread += differing(clean[name][~own], dirty[name][~own])
+            if op != "route":
+                live = own & ~_nobodys(op, case).repeat_interleave(own.shape[0] // rows.shape[0])
+                hidden += int((~_nan(dirty[name][live])).sum())
+        if op == "route":
+            spread += int(((dirty["ids"] < 0) | (dirty["ids"] >= case["logits"].shape[-1])).sum())
+    return {"rows kept apart": spread, "NaN stays NaN": hidden}
+
+
+def _nan(x: Tensor) -> Tensor:
+    """Where a BF16, FP32 or E4M3 value is no number."""
+    return x & 0x7F == E4M3_NAN if x.dtype == torch.uint8 else x.isnan()
+
+
+def _nobodys(op: str, case: Case) -> Tensor:
+    """Rows that belong to nobody, bool; requests for `kda_verify`."""
+    return case[OWNERS[op]] == 0 if op in OWNERS else torch.zeros(rows_of(op, case), dtype=torch.bool)
 
 
 def _owned(a: Outputs, b: Outputs, pools: Outputs) -> Iterator[tuple[Tensor, Tensor]]:

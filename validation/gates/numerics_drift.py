@@ -20,9 +20,8 @@ STEPS, SHORT = 4096, 256
 ROWS = 2
 
 
-def plan(ops: Sequence[str], context: Context) -> list[Unit]:
+def units(ops: Sequence[str], deep: bool) -> list[Unit]:
     """A unit per family: two families over 256 steps, or all over 4,096."""
-    deep = context.settings["depth"] > 1
     return [
         Unit(
             f"probe-drift-{op}-{family}",
@@ -42,7 +41,7 @@ def measure(unit: Unit, context: Context) -> dict[str, Json]:
         {"family": f"{family}, step {step}", "seed": context.seed, "step": step} | figures
         for step, figures in _checkpoints(arms, start, tokens)
     ]
-    return {**unit.params, "width": f"{steps} steps", "replayable": False, "cases": cases}
+    return {**unit.params, "width": f"{steps} steps", "cases": cases}
 
 
 def _checkpoints(

@@ -11,6 +11,7 @@ from typing import Any
 
 from numerics import bounds
 from numerics.contracts import CONTRACTS, GENERIC
+from numerics.families.shapes import shape
 from validation.gates.base import Finding, Json
 
 ROUTER_WEIGHT_FLOOR = bounds.gamma(24, bounds.F32.unit_roundoff)
@@ -36,8 +37,16 @@ def findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:
 def place(result: Mapping[str, Any], case: Mapping[str, Any]) -> str:
     """Where a case was measured, as a phrase."""
     return (
-        f"{result['op']}, {result['width']} width, {result['rows']} rows, family {case['family']}, seed {case['seed']}"
+        f"{result['op']}, {width_of(result, case)} width, {case.get('rows', result['rows'])} rows, "
+        f"family {case['family']}, seed {case['seed']}"
     )
+
+
+def width_of(result: Mapping[str, Any], case: Mapping[str, Any]) -> str:
+    """The name of a case's width, or the shape that was its turn."""
+    if "shape" not in case:
+        return str(result["width"])
+    return ", ".join(f"{name} {level}" for name, level in shape(result["op"], case["shape"]).items())
 
 
 def acceptances(output: Mapping[str, float]) -> Iterator[tuple[str, bounds.Acceptance]]:
@@ -113,11 +122,17 @@ def _router_complaints(router: Mapping[str, Any], plain: bool) -> Iterator[str]:
 
 
 def failing_cases(results: Mapping[str, dict[str, Json]]) -> list[dict[str, Json]]:
-    """The cases with a reason to fail, as `replay` settings that measure them again."""
-    keys = ("op", "width", "rows", "verify_width")
-    return [
-        {key: result[key] for key in keys if key in result} | {"family": case["family"], "seed": case["seed"]}
-        for result in results.values()
-        for case in result["cases"]
-        if result.get("replayable", True) and any(True for _ in complaints(result["op"], case))
-    ]
+    """The cases and probes with a reason to fail, as `replay` settings that measure them again."""
+    found: list[dict[str, Json]] = []
+    for result in results.values():
+        failing = [case for case in result["cases"] if any(True for _ in complaints(result["op"], case))]
+        if failing and "replay" in result:
+            found.append(result["replay"])
+        else:
+            found += [_named(result, case) for case in failing]
+    return found
+
+
+def _named(result: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, Json]:
+    keys = ("op", "width", "rows", "verify_width", "family", "seed", "shape")
+    return {key: (case if key in case else result)[key] for key in keys if key in case or key in result}

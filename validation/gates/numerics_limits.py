@@ -18,25 +18,45 @@ from numerics.families import K3_SHARD_8, make_case
 from validation.gates.base import Context, Json, Unit
 from validation.targets.base import Arm
 
-OPS = ("kda_step", "kda_verify", "mla_query", "mla_attend")
 LIMIT = 2**31
 NORESERVE = 0x4000 if sys.platform == "linux" else 0
 """Linux's MAP_NORESERVE, which Python's mmap names from 3.13 on: the address space is not counted as memory."""
 
-POOLS = {"kda_step": ("conv_state", "state"), "kda_verify": ("conv_state", "state"), "mla_query": ("cache",)}
+KDA, EXPERTS = ("conv_state", "state"), ("w13_packed", "w13_scale", "w2_packed", "w2_scale")
+POOLS: dict[str, tuple[str, ...]] = {
+    "kda_step": KDA,
+    "kda_verify": KDA,
+    "mla_query": ("cache",),
+    "mla_attend": ("cache",),
+    "experts": EXPERTS,
+}
+"""Inputs that grow with slots, pages or experts."""
+
 INDICES = {
     "kda_step": ("slots",),
     "kda_verify": ("sources", "targets"),
     "mla_query": ("positions",),
     "mla_attend": ("block_table",),
+    "experts": ("ids",),
 }
-"""Inputs that say where in a pool something is: slots, flat positions, or pages."""
+"""Inputs that say where in a pool something is: slots, flat positions, pages or experts."""
 
-DIMS = {**K3_SHARD_8, "q_lora_rank": 64, "qk_nope_head_dim": 32, "verify_width": 2}
-"""True sizes of states and rows; what does not lie in a pool is small."""
+OPS = tuple(POOLS)
+
+DIMS = {
+    **K3_SHARD_8,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "verify_width": 2,
+    "experts_held": 4,
+    "num_experts_per_token": 2,
+    "routed_expert_hidden_size": 512,
+    "moe_intermediate_size": 256,
+}
+"""True sizes of states and rows. Experts are smaller and so many more, as is what does not lie in a pool."""
 
 
-def plan(ops: Sequence[str], context: Context) -> list[Unit]:
+def units(ops: Sequence[str], deep: bool) -> list[Unit]:
     """A unit per op."""
     return [Unit(f"probe-limits-{op}", {"probe": "limits", "op": op, "rows": 2}) for op in ops]
 
@@ -58,35 +78,44 @@ def measure(unit: Unit, context: Context) -> dict[str, Json]:
         "router": None,
         "contracts": contracts,
     }
-    return {**unit.params, "width": "tp8", "replayable": False, "cases": [measured]}
+    return {**unit.params, "width": "tp8", "cases": [measured]}
 
 
 def _broken(op: str, case: dict[str, Any], arm: Arm) -> int:
     """Elements that differ between the small pool and every large one."""
     small = arm.run_op(op, case)
-    pools = ("cache",) if op.startswith("mla") else ("conv_state", "state")
     broken = 0
-    for pool in pools:
-        for offset_unit in (1, case[pool].element_size()):
-            moved = _moved(op, case, pools, LIMIT // offset_unit // case[pool][0].numel() + 1)
-            large = arm.run_op(op, moved, in_place=True)
-            broken += sum(_differs(small[name], large[name]) for name in small if name not in pools)
-            broken += sum(_pool_differs(small[p], large[p]) for p in pools if p in small)
-            del moved, large
+    for shift in _shifts(op, case):
+        moved = _moved(op, case, shift)
+        large = arm.run_op(op, moved, in_place=True)
+        broken += sum(_differs(small[name], large[name]) for name in small if name not in POOLS[op])
+        broken += sum(_pool_differs(small[pool], large[pool]) for pool in POOLS[op] if pool in small)
+        del moved, large
     return broken
 
 
-def _moved(op: str, case: dict[str, Any], pools: Sequence[str], shift: int) -> dict[str, Any]:
-    """The case with all of its pools' entries but the null one `shift` further on."""
+def _shifts(op: str, case: dict[str, Any]) -> list[int]:
+    """Entries to move by, so that an offset in bytes or in elements of one of the pools no longer fits 32 bits.
+
+    The scales of experts come along: entries that many would be needless address space.
+    """
+    pools = [case[name] for name in POOLS[op] if not name.endswith("_scale")]
+    sizes = {x[0].numel() * unit for x in pools for unit in (1, x.element_size())}
+    return [LIMIT // size + 1 for size in sorted(sizes, reverse=True)]
+
+
+def _moved(op: str, case: dict[str, Any], shift: int) -> dict[str, Any]:
+    """The case with all of its pools' entries `shift` further on; the null one stays, where there is one."""
     step = case["cache"].shape[1] if op == "mla_query" else 1
+    first = 0 if op == "experts" else 1
     moved = dict(case)
     for name in INDICES[op]:
         index = case[name]
-        moved[name] = torch.where(index >= step, index + shift * step, index)
-    for name in pools:
+        moved[name] = torch.where(index >= step * first, index + shift * step, index)
+    for name in POOLS[op]:
         own = case[name]
         large = virtual((own.shape[0] + shift, *own.shape[1:]), own.dtype)
-        large[0], large[shift + 1 :] = own[0], own[1:]
+        large[:first], large[shift + first :] = own[:first], own[first:]
         moved[name] = large
     return moved
 

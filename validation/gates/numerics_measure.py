@@ -42,7 +42,13 @@ def measure_case(op: str, case: Case, baseline: Arm, candidate: Arm, exact_contr
     paths = {name: path_of(arm, op) for name, arm in arms.items()}
     held = _compliance(op, paths, case, stored, masks)
     broken = {
-        name: broken_contracts(op, case, lambda inputs, arm=arm: arm.run_op(op, inputs), placement=name == "candidate")  # type: ignore[misc]
+        name: broken_contracts(
+            op,
+            case,
+            lambda inputs, arm=arm: arm.run_op(op, inputs),  # type: ignore[misc]
+            placement=name == "candidate",
+            clean=stored[name],
+        )
         for name, arm in (arms.items() if exact_contracts else ())
     }
     for name, elements in changed.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ _FIRST_ROWS: dict[str, tuple[str, ...]] = {
     "attn_res": ("prefix", "delta"),
     "output_mix": ("y",),
     "kda_step": ("proj",),
+    "kda_verify": ("proj",),
     "mla_query": ("a",),
     "mla_attend": ("q",),
     "mla_value": ("latent", "gate"),
@@ -40,18 +41,20 @@ _FIRST_ROWS: dict[str, tuple[str, ...]] = {
     "shared_expert": ("x",),
     "moe_tail": ("latent", "shared"),
 }
-"""Inputs of a row that `garbled_row` fills with NaNs."""
+"""Inputs of a row that `garbled_cases` fills with NaNs."""
 
 
 _WIDENED = {
     **_FIRST_ROWS,
     "attn_res": ("prefix", "delta", "blocks"),
     "output_mix": ("prefix", "blocks", "y"),
-    "kda_verify": ("proj",),
+    "kda_step": ("proj", "slots"),
+    "kda_verify": ("proj", "sources", "targets"),
     "kda_sequence": ("proj",),
-    "mla_query": ("a", "cache"),
-    "mla_attend": ("q", "cache"),
-    "mla_attend_sequence": ("q", "cache"),
+    "mla_query": ("a", "cache", "positions"),
+    "mla_attend": ("q", "cache", "block_table", "lengths"),
+    "mla_attend_sequence": ("q", "cache", "block_table"),
+    "experts": ("z", "ids", "weights"),
 }
 """Inputs that `widened` gives gaps."""
 
@@ -97,26 +100,41 @@ def poisoned(op: str, case: Case, poison: float) -> dict[str, Any] | None:
     return None
 
 
-def garbled_row(op: str, case: Case) -> tuple[dict[str, Any], int] | None:
-    """The case with NaNs for one row's inputs, and that row; None where the op has no rows, or only one.
+def garbled_cases(op: str, case: Case) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """The case with NaNs for the inputs of half of its rows, and again for the other half; and which they are, bool.
 
-    A padded row of a captured batch may hold anything: it must not reach the others.
+    A padded row of a captured batch may hold anything: it must not reach the others. The halves differ from case to
+    case, so that any two rows are on different sides in every other case; the first and the last always are. None where
+    the op has no rows, or a single one. A row of `kda_verify` is a request.
     """
-    if op not in _FIRST_ROWS:
-        return None
-    names = [key for key in case if key.split(".")[0] in _FIRST_ROWS[op]]
-    rows = case[names[0]].shape[0]
-    if rows < 2:
-        return None
-    row, spoiled = rows // 2, dict(case)
-    for name in names:
-        spoiled[name] = case[name].clone()
-        spoiled[name][row] = E4M3_NAN if case[name].dtype == torch.uint8 else float("nan")
-    return spoiled, row
+    if op not in _FIRST_ROWS or (count := rows_of(op, case)) < 2:
+        return
+    drawn = int(case[_first_rows(op, case)[0]].flatten()[:64].double().nan_to_num().abs().sum() * 2**16) % 2**31
+    half = torch.randint(0, 2, (count,), generator=torch.Generator().manual_seed(drawn)).bool()
+    half[0], half[-1] = True, False
+    for rows in (half, ~half):
+        spoiled = dict(case)
+        for name in _first_rows(op, case):
+            spoiled[name] = case[name].clone()
+            by_row = spoiled[name].view(count, -1)
+            by_row[rows] = E4M3_NAN if by_row.dtype == torch.uint8 else float("nan")
+        yield spoiled, rows
+
+
+def rows_of(op: str, case: Case) -> int:
+    """Rows of a case, requests of `kda_verify`."""
+    return int(case["sources"].shape[0] if op == "kda_verify" else case[_first_rows(op, case)[0]].shape[0])
+
+
+def _first_rows(op: str, case: Case) -> list[str]:
+    return [key for key in case if key.split(".")[0] in _FIRST_ROWS[op]]
 
 
 def widened(op: str, case: Case) -> dict[str, Any]:
-    """The same case with gaps of zeros behind every slot of its pools, and every row of its caches and row inputs."""
+    """The same case with gaps of zeros behind every slot of its pools, and every row of its caches and inputs.
+
+    Of a list of slots, positions or lengths every other element is a gap: a column of a larger table.
+    """
     names = [key for key in case if key.split(".")[0] in _WIDENED.get(op, ())]
     pools = [name for name in ("conv_state", "state") if name in case]
     return {
@@ -128,6 +146,12 @@ def widened(op: str, case: Case) -> dict[str, Any]:
 
 def _with_gaps(x: Tensor, axis: int) -> Tensor:
     """A view of a larger tensor of zeros that is longer along `axis` by a third of a typical vector load."""
+    if x.shape == (1,):
+        return x
+    if x.dim() == 1:
+        column = x.new_zeros(x.shape[0], 2)[:, 0]
+        column.copy_(x)
+        return column
     shape = list(x.shape)
     shape[axis] += 8 if x.element_size() < 4 else 4
     view = x.new_zeros(shape).narrow(axis, 0, x.shape[axis])

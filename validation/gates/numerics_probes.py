@@ -12,6 +12,8 @@ from validation.gates import numerics_captured, numerics_drift, numerics_limits
 from validation.gates.base import Context, Json, Unit
 from validation.gates.numerics_judge import complaints
 from validation.gates.numerics_measure import measure_case
+from validation.targets.base import Capability
+from validation.targets.capture import NEEDS
 
 
 @dataclass(frozen=True)
@@ -19,14 +21,27 @@ class Probe:
     """One kind of probe: the ops that it is about, its units, and how one is measured."""
 
     ops: Collection[str]
-    plan: Callable[[Sequence[str], Context], list[Unit]]
+    units: Callable[[Sequence[str], bool], list[Unit]]
     measure: Callable[[Unit, Context], dict[str, Json]]
+    needs: frozenset[Capability] = frozenset()
 
+    def plan(self, ops: Sequence[str], context: Context) -> list[Unit]:
+        """Units for these ops, at the depth of the settings; none where the target lacks what the probe needs."""
+        able = context.target.capabilities >= self.needs
+        return self.units(ops, context.settings["depth"] > 1) if able else []
+
+    def known(self) -> list[dict[str, Json]]:
+        """The parameters of every unit that the probe has at any depth."""
+        return [dict(unit.params) for deep in (False, True) for unit in self.units(list(self.ops), deep)]
+
+
+BINS = (1, 2, 4, 8, 16, 32, 64)
+"""Rows of every batch bin."""
 
 GRID_SHAPE = ("page", "table_pages", "rows", "query_length", "fp8")
 
 
-def _cast_units(ops: Sequence[str], context: Context) -> list[Unit]:
+def _cast_units(ops: Sequence[str], deep: bool) -> list[Unit]:
     return [Unit(f"probe-cast-{op}", {"probe": "cast", "op": op, "rows": CAST_ROWS}) for op in ops]
 
 
@@ -43,8 +58,7 @@ def _measure_cast(unit: Unit, context: Context) -> dict[str, Json]:
     return _result(unit, "all 65,536 values", [empty_case("table", context.seed) | {"contracts": broken}])
 
 
-def _grid_units(ops: Sequence[str], context: Context) -> list[Unit]:
-    deep = context.settings["depth"] > 1
+def _grid_units(ops: Sequence[str], deep: bool) -> list[Unit]:
     shapes = [
         (page, table, rows, query, fp8)
         for page in ((4, 16) if deep else (4,))
@@ -77,22 +91,19 @@ def _measure_grid(unit: Unit, context: Context) -> dict[str, Json]:
     return _result(unit, width, worst_of("mla_attend", cases))
 
 
-def _coverage_units(ops: Sequence[str], context: Context) -> list[Unit]:
-    return [Unit(f"probe-coverage-{op}", {"probe": "coverage", "op": op, "rows": 64}) for op in ops]
+def _coverage_units(ops: Sequence[str], deep: bool) -> list[Unit]:
+    return [Unit(f"probe-coverage-{op}-n{n}", {"probe": "coverage", "op": op, "rows": n}) for op in ops for n in BINS]
 
 
 def _measure_coverage(unit: Unit, context: Context) -> dict[str, Json]:
-    """Rows that between them favour every one of 896 experts: each must be chosen."""
+    """Rows that between them favour every one of 896 experts, or as many as fit: each must be chosen."""
     baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
     case = make_case("route", NARROW_8, "coverage", unit.params["rows"], context.seed)
     measured = measure_case("route", case, baseline, candidate)
     for arm, router in measured["router"].items():
-        measured["contracts"][arm]["every expert can be chosen"] = router["experts"] - router["experts_hit"]
+        wanted = min(router["experts"], case["top_k"] * unit.params["rows"])
+        measured["contracts"][arm]["every expert can be chosen"] = wanted - router["experts_hit"]
     return _result(unit, "896 experts", [{"family": "coverage", "seed": context.seed} | measured])
-
-
-def _captured_units(ops: Sequence[str], context: Context) -> list[Unit]:
-    return numerics_captured.plan(ops, context)
 
 
 def empty_case(family: str, seed: int) -> dict[str, Any]:
@@ -119,15 +130,15 @@ def worst_of(op: str, cases: list[dict[str, Any]], most: int = 5) -> list[dict[s
 
 
 def _result(unit: Unit, width: str, cases: list[dict[str, Any]]) -> dict[str, Json]:
-    return {**unit.params, "width": width, "replayable": False, "cases": cases}
+    return {**unit.params, "width": width, "cases": cases}
 
 
 PROBES: Mapping[str, Probe] = {
     "cast": Probe(("mla_query",), _cast_units, _measure_cast),
     "grid": Probe(("mla_attend",), _grid_units, _measure_grid),
     "coverage": Probe(("route",), _coverage_units, _measure_coverage),
-    "limits": Probe(numerics_limits.OPS, numerics_limits.plan, numerics_limits.measure),
-    "drift": Probe(("kda_step",), numerics_drift.plan, numerics_drift.measure),
-    "captured": Probe(tuple(FAMILIES), _captured_units, numerics_captured.measure),
+    "limits": Probe(numerics_limits.OPS, numerics_limits.units, numerics_limits.measure),
+    "drift": Probe(("kda_step",), numerics_drift.units, numerics_drift.measure),
+    "captured": Probe(tuple(FAMILIES), numerics_captured.units, numerics_captured.measure, NEEDS),
 }
 """Probes by name, cheap ones first."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from numerics.contracts import CONTRACTS, GENERIC, SPECIALIZED
 from validation.gates.base import Json, Plot, Table
-from validation.gates.numerics_judge import acceptances, routing_weights
+from validation.gates.numerics_judge import acceptances, routing_weights, width_of
 
 Results = Mapping[str, dict[str, Json]]
 
@@ -55,7 +55,7 @@ def worst(results: Results, op: str) -> Worst:
             seen.append(("weights, relative", routing_weights(case["router"]), 0.0))
         for what, acceptance, bias in seen:
             if acceptance.ratio > found.ratio:
-                where = f"{what}, {result['width']}, {result['rows']} rows, {case['family']}"
+                where = f"{what}, {width_of(result, case)}, {case.get('rows', result['rows'])} rows, {case['family']}"
                 found = Worst(acceptance.ratio, acceptance.required_multiple, where, bias)
     return found
 
@@ -69,7 +69,7 @@ def held(results: Results, op: str, arm: str) -> Held:
             if figures["pinned"]:
                 pinned, countable = pinned + figures["pinned"] * figures["count"], countable + figures["count"]
             if figures["used"] > found.used:
-                where = f"{name}, {result['width']}, {result['rows']} rows, {case['family']}"
+                where = f"{name}, {width_of(result, case)}, {case.get('rows', result['rows'])} rows, {case['family']}"
                 found = Held(used=figures["used"], where=where, error=figures["error"], bound=figures["bound"])
     share = pinned / countable if countable else 0.0
     return Held(elements, outside, share, found.used, found.where, found.error, found.bound)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from numerics.families import FAMILIES, K3_SHARD_8, K3_SHARD_16, NARROW_8, NARROW_16, Dims, make_case
+from numerics.families import FAMILIES, K3_SHARD_8, K3_SHARD_16, NARROW_8, NARROW_16, SMALL, Dims, make_case, shapes
 from validation.gates.base import Context, Json, Unit
 from validation.gates.numerics_measure import SEQUENCE_OPS, measure_case
-from validation.gates.numerics_probes import PROBES
-from validation.gates.settings import Rule
+from validation.gates.numerics_probes import BINS, PROBES
 from validation.targets.base import Target
 
-MODEL = "model"
+MODEL, SHAPES = "model", "shapes"
 WIDTHS: dict[str, Dims] = {
     "k3_shard_8": K3_SHARD_8,
     "k3_shard_16": K3_SHARD_16,
@@ -31,7 +29,7 @@ KDA_HEAD_ROWS = 32
 """Rows times KDA heads of a case at model width, at most: states are the costly part, and heads do not interact."""
 
 RANKS = (8, 1, 2, 4, 16)
-"""Ranks of a case at model width, in turn by its rows."""
+"""Ranks of a case at model width, in turn by its rows, family and seed."""
 
 SMALL_BATCH = 2
 """Rows up to which a batch is not large."""
@@ -40,6 +38,7 @@ SMALL_BATCH = 2
 DEFAULTS: dict[str, Json] = {
     "verify_rows": [1],
     "verify_widths": [4],
+    "shape_rows": [],
     "families": "all",
     "probes": [],
     "depth": 1,
@@ -48,20 +47,43 @@ DEFAULTS: dict[str, Json] = {
 """Settings that a profile may leave out."""
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """One case to draw. `shape` is the turn of `numerics.families.shapes`, None at a fixed width."""
+
+    family: str
+    rows: int
+    seed: int
+    verify_width: int | None = None
+    shape: int | None = None
+
+    def named(self) -> dict[str, Json]:
+        """What the result says of the case, and a replay needs."""
+        given = {"family": self.family, "rows": self.rows, "seed": self.seed}
+        optional = {"verify_width": self.verify_width, "shape": self.shape}
+        return given | {name: value for name, value in optional.items() if value is not None}
+
+
 def with_defaults(context: Context) -> Context:
     """The context with every setting present."""
     return replace(context, settings={**DEFAULTS, **context.settings})
 
 
 def plan_units(context: Context) -> list[Unit]:
-    """Units in order: replays of earlier failures, ops at the model's widths, at the shards' widths, probes."""
+    """Units in order: replays of earlier failures, ops at the model's width, at fixed widths, over shapes, probes."""
     settings = context.settings
     ops = settings.get("ops", sorted(FAMILIES))
     units = [_replay(index, case) for index, case in enumerate(settings["replay"])]
     for op in ops:
-        units += _units_of(op, MODEL, settings["sequence_rows" if op in SEQUENCE_OPS else "rows"], settings)
+        units += _units_of(op, MODEL, settings["sequence_rows" if op in SEQUENCE_OPS else "rows"], context)
         if op not in SEQUENCE_OPS:
-            units += [u for width in settings["shards"] for u in _units_of(op, width, settings["shard_rows"], settings)]
+            units += [u for width in settings["shards"] for u in _units_of(op, width, settings["shard_rows"], context)]
+        if op in shapes.LEVELS:
+            units += [
+                Unit(f"{op}-{SHAPES}-n{n}", {"op": op, "width": SHAPES, "rows": n, "place": place})
+                for place, n in enumerate(settings["shape_rows"])
+                if op != "kda_verify" or n > 1
+            ]
     for name in settings["probes"]:
         units += PROBES[name].plan([op for op in ops if op in PROBES[name].ops], context)
     return units
@@ -70,22 +92,56 @@ def plan_units(context: Context) -> list[Unit]:
 def measure_unit(unit: Unit, context: Context) -> dict[str, Json]:
     """The result of one unit: op, width, rows and measured cases."""
     if "probe" in unit.params:
-        return PROBES[unit.params["probe"]].measure(unit, context)
-    op, width, rows = unit.params["op"], unit.params["width"], unit.params["rows"]
-    dims = dims_of(width, op, rows, unit.params.get("verify_width"), context.target)
-    if "family" in unit.params:
-        drawn = [(unit.params["family"], unit.params["seed"])]
-    else:
-        seeds = [context.seed * 1000 + repeat for repeat in range(context.settings["seeds"])]
-        turn = _in_turn(width, rows * unit.params.get("verify_width", 1), context.settings["families"])
-        drawn = [(family, seed) for seed in seeds for family in _families(op, rows + seed if turn else None)]
+        seed = unit.params.get("seed", context.seed)
+        result = PROBES[unit.params["probe"]].measure(unit, replace(context, seed=seed))
+        return {**result, "replay": {**unit.params, "seed": seed}}
+    op, width = unit.params["op"], unit.params["width"]
     baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
     cases = [
-        {"family": family, "seed": seed}
-        | measure_case(op, make_case(op, dims, family, rows, seed), baseline, candidate)
-        for family, seed in drawn
+        drawn.named()
+        | measure_case(
+            op,
+            make_case(op, dims_of(width, op, drawn, context.target), drawn.family, drawn.rows, drawn.seed),
+            baseline,
+            candidate,
+        )
+        for drawn in _drawn(unit, context)
     ]
     return {**unit.params, "cases": cases}
+
+
+def _drawn(unit: Unit, context: Context) -> Iterator[Drawn]:
+    """The cases of a unit that is no probe."""
+    p = unit.params
+    if "family" in p:
+        yield Drawn(p["family"], p["rows"], p["seed"], p.get("verify_width"), p.get("shape"))
+        return
+    for seed in (context.seed * 1000 + repeat for repeat in range(context.settings["seeds"])):
+        if p["width"] == SHAPES:
+            yield from _over_shapes(p["op"], p["rows"], p["place"], seed)
+            continue
+        width = p.get("verify_width")
+        turn = _in_turn(p["width"], p["rows"] * (width or 1), context.settings["families"])
+        for family in _families(p["op"], p["rows"], p["rows"] + seed if turn else None):
+            yield Drawn(family, p["rows"], seed, width)
+
+
+def _over_shapes(op: str, rows: int, place: int, seed: int) -> Iterator[Drawn]:
+    """Cases of one batch bin, the `place`-th of the plan.
+
+    Shapes move on from case to case. Families move on by one a bin, and from case to case by so many that the cases of
+    one bin are spread over all of them: no family stays with one shape.
+    """
+    families, count = FAMILIES[op], shapes.cases(op)
+    stride = -(-len(families) // count)
+    for case in range(count):
+        turn = place * count + case + seed
+        family = families[(place + case * stride + seed) % len(families)]
+        if op == "kda_verify":
+            width = min(shapes.shape(op, turn)["verify_width"], rows)
+            yield Drawn(family, rows // width, seed, width, turn)
+        else:
+            yield Drawn(family, rows, seed, None, turn)
 
 
 def _in_turn(width: str, rows: int, setting: str) -> bool:
@@ -93,69 +149,62 @@ def _in_turn(width: str, rows: int, setting: str) -> bool:
     return setting == "in turn" or width in TRUE_WIDTHS or (setting != "all" and rows > SMALL_BATCH)
 
 
-def _families(op: str, turn: int | None) -> Sequence[str]:
-    """All families of an op, or the plain one and another, whose turn it is."""
+def _families(op: str, rows: int, turn: int | None) -> Sequence[str]:
+    """All families of an op, or the plain ones, of every cache format, and another, whose turn it is.
+
+    Row counts below a batch bin's own run in the kernel of that bin: one family is enough.
+    """
     every = FAMILIES[op]
-    return every if turn is None or len(every) < 2 else (every[0], every[1 + turn % (len(every) - 1)])
+    if turn is None:
+        return every
+    if op not in SEQUENCE_OPS and rows not in BINS:
+        return (every[turn % len(every)],)
+    plain = [family for family in every if family.startswith("iid")] or [every[0]]
+    others = [family for family in every if family not in plain]
+    return (*plain, others[turn % len(others)]) if others else every
 
 
-def dims_of(width: str, op: str, rows: int, verify_width: int | None, target: Target) -> Dims:
-    """Dimensions of a unit's cases."""
+def dims_of(width: str, op: str, drawn: Drawn, target: Target) -> Dims:
+    """Dimensions of a case."""
+    if drawn.shape is not None:
+        given = {} if drawn.verify_width is None else {"verify_width": drawn.verify_width}
+        return {**SMALL, **shapes.shape(op, drawn.shape), **given}
     dims = dict(_model_dims(target) if width == MODEL else WIDTHS[width])
-    if verify_width is not None:
-        dims["verify_width"] = verify_width
+    if drawn.verify_width is not None:
+        dims["verify_width"] = drawn.verify_width
     if width == MODEL:
-        dims["ranks"] = RANKS[rows % len(RANKS)]
+        turn = drawn.rows + drawn.seed + FAMILIES[op].index(drawn.family)
+        dims["ranks"] = RANKS[turn % len(RANKS)]
+        dims["blocks_used"] = 1 + turn % dims["attn_res_blocks"]
     if width == MODEL and op in ("kda_step", "kda_verify"):
-        most = KDA_HEAD_ROWS // (rows * (verify_width or 1))
+        most = KDA_HEAD_ROWS // (drawn.rows * (drawn.verify_width or 1))
         dims["kda_num_heads"] = max(1, min(dims["kda_num_heads"], most))
     return dims
 
 
-def replays() -> Rule:
-    """A list of tables that name single cases, as `failing_cases` in the metrics of an earlier run lists them."""
-
-    def rule(value: Any) -> str | None:
-        if not isinstance(value, list):
-            return "a list of cases is needed"
-        return next((reason for case in value if (reason := replay_error(case))), None)
-
-    return rule
-
-
-def replay_error(case: Any) -> str | None:
-    """Why a table does not name a single case, or None."""
-    needed = {"op": str, "width": str, "rows": int, "family": str, "seed": int}
-    if not isinstance(case, dict) or any(type(case.get(key)) is not kind for key, kind in needed.items()):
-        return f"each case needs {', '.join(needed)}"
-    if unknown := set(case) - {*needed, "verify_width"}:
-        return f"a case has no {', '.join(sorted(unknown))}"
-    if case["op"] not in FAMILIES or case["family"] not in FAMILIES[case["op"]]:
-        return f"there is no family {case['family']!r} of op {case['op']!r}"
-    if case["width"] not in (MODEL, *WIDTHS):
-        return f"there is no width {case['width']!r}"
-    if not 1 <= case["rows"] <= 512 or ("verify_width" in case) != (case["op"] == "kda_verify"):
-        return "rows must be 1 to 512, and kda_verify alone has a verify_width"
-    width = case.get("verify_width", 1)
-    if type(width) is not int or not 1 <= width * case["rows"] <= MAX_ROWS * 8:
-        return (
-            f"verify_width is {width!r}, a whole number of 1 or more with at most {MAX_ROWS * 8} rows in all is needed"
-        )
-    return None
-
-
-def _units_of(op: str, width: str, rows: Sequence[int], settings: Mapping[str, Json]) -> list[Unit]:
+def _units_of(op: str, width: str, rows: Sequence[int], context: Context) -> list[Unit]:
     """`kda_verify` has its own row counts; at a shard's width the widest step of one request is enough."""
     if op != "kda_verify":
         return [Unit(f"{op}-{width}-n{n}", {"op": op, "width": width, "rows": n}) for n in rows]
-    pairs = [(n, w) for w in settings["verify_widths"] for n in settings["verify_rows"] if n * w <= MAX_ROWS]
+    pairs = _verify_pairs(context.settings, context.seed)
     if width != MODEL:
-        pairs = [(1, max(settings["verify_widths"]))]
+        pairs = [(1, max(context.settings["verify_widths"]))]
     return [Unit(f"{op}-{width}-n{n}-w{w}", {"op": op, "width": width, "rows": n, "verify_width": w}) for n, w in pairs]
 
 
+def _verify_pairs(settings: Mapping[str, Json], seed: int) -> list[tuple[int, int]]:
+    """Requests and width of verify steps: all pairs, or, where families take turns, one row count a width in turn."""
+    pairs = []
+    for place, width in enumerate(settings["verify_widths"]):
+        fitting = [n for n in settings["verify_rows"] if n * width <= MAX_ROWS]
+        if settings["families"] != "all" and fitting:
+            fitting = [fitting[(place + seed) % len(fitting)]]
+        pairs += [(n, width) for n in fitting]
+    return pairs
+
+
 def _replay(index: int, case: Mapping[str, Json]) -> Unit:
-    return Unit(f"replay-{index:03}-{case['op']}-{case['family']}", dict(case))
+    return Unit(f"replay-{index:03}-{case['op']}-{case.get('family', case.get('probe'))}", dict(case))
 
 
 def _model_dims(target: Target) -> Dims:

@@ -56,9 +56,9 @@ def experts(
     Shapes as in docs/ops.md. Returns bf16 [n, L].
     """
     active, slot_expert = ids.unique(return_inverse=True)
-    gate, up = (z.float() @ w13.dense[active].transpose(-1, -2)).chunk(2, dim=-1)
+    gate, up = (z.float() @ w13.of(active).transpose(-1, -2)).chunk(2, dim=-1)
     hidden = bf16(situ(gate, up, beta, linear_beta)).float()
-    down = w2.dense[active][..., : hidden.shape[-1]].transpose(-1, -2)
+    down = w2.of(active)[..., : hidden.shape[-1]].transpose(-1, -2)
     rows = torch.arange(z.shape[0], device=z.device)[:, None]
     per_slot = bf16(hidden @ down)[slot_expert, rows].float()
     total = per_slot[:, 0] * weights[:, :1]

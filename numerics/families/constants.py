@@ -1,0 +1,28 @@
+"""Plain numbers among an op's inputs. They change from case to case, since a kernel may have one of them compiled in.
+
+The first of each is K3's. A number takes another value at the next row count or seed, so that any two neighbouring row
+counts of one family have two different ones: whichever is compiled in, one of the two cases is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from numerics.families.draw import Draw
+
+T = TypeVar("T")
+
+EPS = (1e-5, 1e-6, 1e-4)
+LOWER_BOUND = (-5.0, -5.6, -6.2)
+BETA = (4.0, 2.5, 6.0)
+LINEAR_BETA = (25.0, 12.0, 40.0)
+SCALING = (1.0, 2.5, 1.7)
+SCALES = ((0.83, 0.7), (0.71, 0.59), (0.57, 0.41))
+"""Scales of an FP8 query and of an FP8 cache. None is 1 or a power of two, where applying one twice is invisible."""
+TEMPER = (1.0, 1.25, 0.8)
+"""Factor on the softmax scale that a head's width gives, as models with stretched positions have one."""
+
+
+def turned(draw: Draw, rows: int, values: tuple[T, ...]) -> T:
+    """The value whose turn it is at this row count and seed."""
+    return values[(rows - 1 + draw.seed) % len(values)]
