@@ -59,7 +59,8 @@ class Batch:
 
     tokens, positions (page * page_size + offset), indices (the token's place in its request): i64 [n];
     slots: i64 [decode_rows]; lengths: i64 [attend_rows]; block_table: i64 [attend_rows, max_pages].
-    `logit_rows` are the rows whose logits are wanted, in the order of the chunks given, `logit_counts` of each chunk.
+    `logit_rows` are the rows whose logits are wanted, in the order of the chunks given (i64 [m], or all rows),
+    `logit_counts` of each chunk.
     """
 
     tokens: Tensor
@@ -72,7 +73,7 @@ class Batch:
     block_table: Tensor
     verify: Sequence[VerifyRows]
     sequences: Sequence[SequenceRows]
-    logit_rows: Tensor
+    logit_rows: Tensor | slice
     logit_counts: Sequence[int]
 
     def to(self, device: torch.device) -> Batch:
@@ -89,28 +90,40 @@ class Batch:
                 replace(rows, sources=rows.sources.to(device), targets=rows.targets.to(device)) for rows in self.verify
             ],
             sequences=[replace(rows, block_table=rows.block_table.to(device)) for rows in self.sequences],
-            logit_rows=self.logit_rows.to(device),
+            logit_rows=self.logit_rows if isinstance(self.logit_rows, slice) else self.logit_rows.to(device),
         )
 
 
 def build_batch(
-    chunks: Sequence[Chunk], page_size: int, max_pages: int, pad_to: int = 0, all_logits: bool = False
+    chunks: Sequence[Chunk],
+    page_size: int,
+    max_pages: int,
+    pad_to: int = 0,
+    all_logits: bool = False,
+    verify_width: int = 1,
 ) -> Batch:
-    """Lay chunks out as a step: single tokens, null rows so that single and verify rows fill `pad_to`, verify chunks by
-    width, longer chunks.
+    """Lay chunks out as a step: single tokens, null rows, verify chunks by width, longer chunks.
 
-    Logits are wanted for all rows of a verify chunk and the last row of every other, or with `all_logits` for all rows.
+    Null rows fill single and verify rows up to `pad_to`. Behind verify chunks they are whole null requests of the
+    same width, as many as fit, so that a step's shape is a function of `pad_to` and the width alone; `verify_width` is
+    that width where no chunk tells it. Logits are wanted for all rows of a verify chunk and the last row of every
+    other, or with `all_logits` for all rows.
     """
     verify = sorted((i for i, chunk in enumerate(chunks) if chunk.verifies), key=lambda i: len(chunks[i].tokens))
     single = [i for i, chunk in enumerate(chunks) if len(chunk.tokens) == 1 and not chunk.verifies]
     longer = [i for i, chunk in enumerate(chunks) if len(chunk.tokens) > 1 and not chunk.verifies]
-    padding = max(0, pad_to - len(single) - sum(len(chunks[i].tokens) for i in verify))
+    missing = max(0, pad_to - len(single) - sum(len(chunks[i].tokens) for i in verify))
+    width = len(chunks[verify[-1]].tokens) if verify else verify_width
+    requests = missing // width if width > 1 else 0
+    padding, requested = missing - requests * width, requests * width
     decode_rows = len(single) + padding
-    rows = dict(_consecutive(chunks, single, 0)) | dict(_consecutive(chunks, [*verify, *longer], decode_rows))
+    rows = dict(_consecutive(chunks, single, 0)) | dict(_consecutive(chunks, verify, decode_rows))
+    attend_rows = decode_rows + sum(len(chunks[i].tokens) for i in verify) + requested
+    rows |= dict(_consecutive(chunks, longer, attend_rows))
 
-    null = _Rows([0] * padding, [0] * padding, [0] * padding)
-    parts = [_rows(chunks, single, page_size), null, _rows(chunks, [*verify, *longer], page_size)]
-    attending = [*single, *[None] * padding, *(i for i in verify for _ in chunks[i].tokens)]
+    parts = [_rows(chunks, single, page_size), _null_rows(padding), _rows(chunks, verify, page_size)]
+    parts += [_null_rows(requested), _rows(chunks, longer, page_size)]
+    attending = [*single, *[None] * padding, *(i for i in verify for _ in chunks[i].tokens), *[None] * requested]
     table = torch.zeros(len(attending), max_pages, dtype=torch.int64)
     for row, owner in enumerate(attending):
         if owner is not None:
@@ -123,12 +136,12 @@ def build_batch(
         indices=torch.tensor(indices),
         decode_rows=decode_rows,
         slots=torch.tensor([chunks[i].slot for i in single] + [0] * padding, dtype=torch.int64),
-        attend_rows=len(attending),
+        attend_rows=attend_rows,
         lengths=torch.tensor(
             [0 if owner is None else indices[row] + 1 for row, owner in enumerate(attending)], dtype=torch.int64
         ),
         block_table=table,
-        verify=list(_verify_rows(chunks, verify, rows)),
+        verify=list(_verify_rows(chunks, verify, decode_rows, requests, width)),
         sequences=[
             SequenceRows(
                 slice(rows[i].start, rows[i].stop),
@@ -150,6 +163,10 @@ class _Rows:
     indices: list[int]
 
 
+def _null_rows(count: int) -> _Rows:
+    return _Rows([0] * count, [0] * count, [0] * count)
+
+
 def _rows(chunks: Sequence[Chunk], order: Sequence[int], page_size: int) -> _Rows:
     rows = _Rows([], [], [])
     for chunk in (chunks[i] for i in order):
@@ -167,11 +184,20 @@ def _consecutive(chunks: Sequence[Chunk], order: Sequence[int], first: int) -> I
         first += len(chunks[i].tokens)
 
 
-def _verify_rows(chunks: Sequence[Chunk], verify: Sequence[int], rows: dict[int, range]) -> Iterable[VerifyRows]:
-    for width in sorted({len(chunks[i].tokens) for i in verify}):
-        group = [i for i in verify if len(chunks[i].tokens) == width]
+def _verify_rows(
+    chunks: Sequence[Chunk], verify: Sequence[int], first: int, null: int, width: int
+) -> Iterable[VerifyRows]:
+    """Verify chunks by width from row `first` on, and `null` null requests behind those of the largest `width`."""
+    owned: dict[int, list[tuple[int, list[int]]]] = {}
+    for i in verify:
+        owned.setdefault(len(chunks[i].tokens), []).append((chunks[i].slot, list(chunks[i].targets)))
+    if null:
+        owned.setdefault(width, []).extend([(0, [0] * width)] * null)
+    for rows, requests in owned.items():
+        stop = first + rows * len(requests)
         yield VerifyRows(
-            slice(rows[group[0]].start, rows[group[-1]].stop),
-            torch.tensor([chunks[i].slot for i in group]),
-            torch.tensor([list(chunks[i].targets) for i in group]),
+            slice(first, stop),
+            torch.tensor([source for source, _ in requests]),
+            torch.tensor([targets for _, targets in requests]),
         )
+        first = stop

@@ -22,6 +22,7 @@ class Deployment:
     """Options of an engine. `max_context` counts tokens of one request, prompt and output together.
 
     `drafts` is the number of tokens that a drafter guesses per step; 0 decodes without speculation.
+    `graphs` captures every specialised step at start-up and replays it; on CUDA devices only.
     `pages` is the latent-cache pool (all requests); None gives every request its full context.
     """
 
@@ -38,6 +39,7 @@ class Deployment:
     prefix_snapshots: int = 32
     drafts: int = 0
     draft_sampling: str = "greedy"
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         checks = [

@@ -15,12 +15,13 @@ from decode_impl.caches import LatentCache, StateCache
 from decode_impl.deployment import Deployment, DeploymentError
 from decode_impl.drafter.drafter import Drafter
 from decode_impl.drafter.model import DrafterModel
-from decode_impl.model import forward
+from decode_impl.model import Step, forward
 from decode_impl.ops import OpTable
 from decode_impl.parts import PARTS, PartTable
 from decode_impl.specialized import emulation
+from decode_impl.specialized.graphs import StepGraphs, cuda_capture, shapes
 from decode_impl.specialized.implementation import specialized_ops
-from decode_impl.specialized.plan import Decision, require_agreement
+from decode_impl.specialized.plan import Decision, Fallback, require_agreement
 from decode_impl.specialized.requirements import unsupported
 from decode_impl.weights import ModelWeights
 
@@ -64,7 +65,7 @@ class ModelRunner:
 
     Raises:
         DeploymentError: the specialised path was asked for and refuses, with every reason; or drafts were asked for and
-            there is no drafter that makes so many.
+            there is no drafter that makes so many; or graphs on a device that has none.
         DrafterError: the drafter was made for a target of another shape.
     """
 
@@ -92,6 +93,7 @@ class ModelRunner:
         self.drafter = self._place(drafter)
         self.steps: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
+        self.graphs = self._captured() if deployment.graphs else None
 
     @torch.inference_mode()
     def execute(self, chunks: Sequence[Chunk], all_logits: bool = False) -> StepResult:
@@ -110,12 +112,33 @@ class ModelRunner:
             chunks, self.deployment.page_size, self.deployment.max_pages, decision.bin or 0, all_logits
         )
         on_device = batch.to(self.weights.embedding.device)
-        taps = self.drafter.taps if self.drafter else ()
-        step = forward(self.weights, ops, on_device, self.latents, self.states, taps)
+        step = self.graphs.run(on_device) if self.graphs and decision.specialized else self._forward(ops, on_device)
         if self.drafter:
             self.drafter.observe(step.taps, on_device.positions, on_device.indices)
         self.steps[path] += 1
         return StepResult(step.logits, path, batch.logit_counts)
+
+    def _forward(self, ops: OpTable, batch: Batch) -> Step:
+        taps = self.drafter.taps if self.drafter else ()
+        return forward(self.weights, ops, batch, self.latents, self.states, taps)
+
+    @torch.inference_mode()
+    def _captured(self) -> StepGraphs:
+        """Every specialised step of this deployment, captured."""
+        device, deployment = self.weights.embedding.device, self.deployment
+        if device.type != "cuda" or not self.specialized_on:
+            raise DeploymentError(
+                "graphs need decode_backend latency_specialized on a CUDA device, "
+                f"given are {deployment.decode_backend} and {device.type}; leave graphs out"
+            )
+        return StepGraphs(
+            lambda batch: self._forward(self.paths.specialized, batch),
+            cuda_capture(device),
+            shapes(deployment.max_batch, deployment.drafts),
+            deployment.page_size,
+            deployment.max_pages,
+            device,
+        )
 
     def _place(self, model: DrafterModel | None) -> Drafter | None:
         """The drafter beside this runner's caches; None without speculation."""
@@ -135,6 +158,10 @@ class ModelRunner:
         decision = require_agreement([self.parts["plan"](chunks, all_logits) for _ in range(self.weights.ranks)])
         if not self.specialized_on:
             return Decision(None, decision.reason)
+        if decision.bin and self.graphs:
+            width = len(chunks[0].tokens)
+            if not self.graphs.holds((decision.bin, width)):
+                decision = Decision(None, Fallback.MISSING_GRAPH)
         if decision.reason:
             self.fallbacks[decision.reason] += 1
         return decision

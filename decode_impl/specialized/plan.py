@@ -25,6 +25,7 @@ class Fallback(StrEnum):
     RAGGED_VERIFY = "verify steps of different widths"
     DRAFT_COUNT = f"drafts outside {MIN_DRAFTS}..{MAX_DRAFTS}"
     ALL_LOGITS = "logits of prompt tokens wanted"
+    MISSING_GRAPH = "no graph was captured for this shape"
 
 
 @dataclass(frozen=True)

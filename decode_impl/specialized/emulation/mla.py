@@ -69,7 +69,7 @@ def running_top(scores: Tensor) -> Tensor:
     """Per key, the largest score of its block of `KV_BLOCK` keys and of those before it. scores: f32 [..., keys]."""
     keys = scores.shape[-1]
     blocks = torch.nn.functional.pad(scores, (0, -keys % KV_BLOCK), value=EMPTY).unflatten(-1, (-1, KV_BLOCK))
-    top = blocks.amax(-1).cummax(-1).values
+    top: Tensor = blocks.amax(-1).cummax(-1).values
     return top.repeat_interleave(KV_BLOCK, -1)[..., :keys]
 
 
