@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from decode_impl.engine import Engine
+from decode_impl.request import Request
 from decode_impl.runner import ModelRunner
 from decode_impl.sampling import SamplingParams
 from validation.targets.text import Answer, Ask, VerifyStep
@@ -68,4 +71,17 @@ class _Listener:
             entropies=tuple(heard.get(first + i, float("nan")) for i in range(len(request.output))),
             verify_steps=[VerifyStep(*step) for step in request.verify_steps],
             state_norms=dict(self._norms[request.id]),
+            used=_used(request),
         )
+
+
+def _used(request: Request) -> dict[str, int | float | str]:
+    """What the engine answered with, read from its own request and not from what was asked."""
+    return {
+        "seed": request.sampling.seed,
+        "temperature": request.sampling.temperature,
+        "top_p": request.sampling.top_p,
+        "max_tokens": request.max_tokens,
+        "prompt_tokens": len(request.prompt),
+        "prompt_sha256": sha256(json.dumps(list(request.prompt)).encode()).hexdigest(),
+    }

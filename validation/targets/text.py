@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Answer:
     """What came of an ask. `finish` is stop, length or error; `error` is the engine's reason then.
 
     `entropies` has the entropy in nats of every token's distribution at temperature 1. `state_norms` maps a place to
-    the norm of the request's whole recurrent state after so many tokens.
+    the norm of the request's whole recurrent state after so many tokens. `used` is what the engine says that it used,
+    by the keys of `evals.samples.ECHOED` and `SHARED`.
     """
 
     tokens: tuple[int, ...]
@@ -41,3 +42,4 @@ class Answer:
     entropies: tuple[float, ...]
     verify_steps: Sequence[VerifyStep]
     state_norms: dict[int, float]
+    used: Mapping[str, int | float | str] = field(default_factory=dict)

@@ -1,0 +1,110 @@
+"""Gate 5, evals: is the candidate's accuracy within the margin of the baseline's?
+
+Both arms answer the same questions with the same seeds. The answers must be valid first; then the damage's bounds
+decide against each eval's margin. `evals.judge` decides, whoever produced the answers.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from evals.judge import JudgeSettings, judge_samples
+from evals.samples import Request, Sample, plan_requests
+from evals.tasks import DataError
+from validation.gates.base import Context, Finding, GateResult, Json, Unit
+from validation.gates.evals_measure import ask_both, prompt_of
+from validation.gates.evals_report import result
+from validation.gates.evals_settings import OPTIONAL, RULES, Planned, planned, unknown_names
+from validation.gates.settings import problems
+from validation.targets.base import ArmConfig, Capability
+
+
+class EvalsGate:
+    """Paired evals with non-inferiority margins."""
+
+    name = "evals"
+    layer = 5
+    question = "Is the accuracy of the answers within the margin of the baseline's?"
+    needs: frozenset[Capability] = frozenset()
+    cost = "two answers to every question; half a minute in small, minutes to decide two points, hours to decide one"
+
+    def settings_error(self, settings: Mapping[str, Json]) -> str | None:
+        """Where the items come from, how they are asked, and each eval's items, repeats and margin."""
+        return problems(settings, RULES, optional=OPTIONAL) or unknown_names(settings)
+
+    def arms(self, context: Context) -> Sequence[ArmConfig]:
+        """Baseline and candidate, with room for the longest prompt of each eval and its answer."""
+        if not {Capability.GENERATE, Capability.CONVERSE} & context.target.capabilities:
+            raise ValueError(f"target {context.target.name!r} can neither generate nor answer chats")
+        if context.settings["drafts"] and not _takes_drafts(context):
+            raise ValueError(f"target {context.target.name!r} has no drafts; set drafts = 0 in the profile")
+        try:
+            return [arm for plan in planned(context) for arm in _arms(context, plan)]
+        except DataError as error:
+            raise ValueError(str(error)) from None
+
+    def plan(self, context: Context) -> Sequence[Unit]:
+        """Batches of questions, eval by eval."""
+        size = context.settings["batch"]
+        return [
+            Unit(f"{plan.task.name}-{start // size:04d}", {"eval": plan.task.name, "start": start})
+            for plan in planned(context)
+            for start in range(0, len(plan.task.items) * plan.repeats, size)
+        ]
+
+    def measure(self, unit: Unit, context: Context) -> dict[str, Json]:
+        """Both arms' answers to one batch."""
+        plan = next(plan for plan in planned(context) if plan.task.name == unit.params["eval"])
+        size, start = context.settings["batch"], unit.params["start"]
+        requests = _requests(context, plan)[start : start + size]
+        return ask_both(context, requests, _arms(context, plan), size, start)
+
+    def judge(self, results: Mapping[str, dict[str, Json]], context: Context) -> GateResult:
+        """Valid answers, and every eval's damage within its margin."""
+        plans = planned(context)
+        samples = [Sample.model_validate(entry) for unit in results.values() for entry in unit["samples"]]
+        settings = JudgeSettings({plan.task.name: plan.margin for plan in plans}, seed=_seed(context, "judge"))
+        judged = judge_samples(samples, [plan.task for plan in plans], settings)
+        return result(self.name, judged, _not_its_path(results, context))
+
+
+def _takes_drafts(context: Context) -> bool:
+    return bool({Capability.DRAFTS, Capability.CONVERSE} & context.target.capabilities)
+
+
+def _requests(context: Context, plan: Planned) -> list[Request]:
+    return plan_requests([plan.task], plan.repeats, context.seed)
+
+
+def _arms(context: Context, plan: Planned) -> tuple[ArmConfig, ArmConfig]:
+    settings = context.settings
+    options = {
+        "max_batch": settings["batch"],
+        "drafts": settings["drafts"],
+        "kv_cache_dtype": settings["kv_cache_dtype"],
+    }
+    if Capability.CONVERSE not in context.target.capabilities:
+        longest = max(len(prompt_of(context.target, request)) for request in _requests(context, plan))
+        options["max_context"] = longest + plan.task.max_tokens
+    else:
+        options = {}  # A server was started as it was; what it is compared as is the profile's to say.
+    return replace(context.baseline, **options), replace(context.candidate, **options)
+
+
+def _not_its_path(results: Mapping[str, dict[str, Json]], context: Context) -> list[Finding]:
+    """The candidate decoded by the generic path, so its answers say nothing about its own."""
+    if context.candidate.decode_backend == context.baseline.decode_backend:
+        return []
+    generic = [unit for unit, result in results.items() if not result["paths"].get("specialized")]
+    if not generic:
+        return []
+    reasons = sorted({why for unit in generic for why in results[unit]["fallbacks"]})
+    told = ", ".join(reasons) or "it is not on"
+    message = f"the candidate ran no specialised step in {len(generic)} of {len(results)} batches ({told})"
+    return [Finding("plan", message, generic[0])]
+
+
+def _seed(context: Context, what: str) -> int:
+    return context.seed * 2**32 + zlib.crc32(what.encode())
