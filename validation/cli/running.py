@@ -45,6 +45,9 @@ class RunOptions:
     out: Path
     bisect: bool
     github: bool
+    given: Profile | None = None
+    """A profile that was put together from other options, which `command` repeats."""
+    command: tuple[str, ...] = ()
 
 
 def judge(options: RunOptions) -> int:
@@ -127,7 +130,7 @@ def _request(options: RunOptions, earlier: RunRecord | None) -> Request:
         faults=faults_named(faults),
         keep_going=keep_going,
         bisect=options.bisect,
-        command=_command(options),
+        command=options.command or _command(options),
     )
 
 
@@ -137,6 +140,7 @@ def _profile(options: RunOptions, earlier: RunRecord | None) -> tuple[str, Profi
         name, profile = recorded.name, profile_from(recorded.content, f"profile of run {earlier.run.id}")
     else:
         name, profile = load_profile(DEFAULT_PROFILE if options.profile is None else options.profile)
+        profile = options.given or profile
     if options.model is not None:
         # A folder that is called like the embedded model is still a folder.
         path = f"./{options.model}" if str(options.model) == EMBEDDED else str(options.model)
