@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from validation.cli import bisecting, claiming, fitting, options, signing
+from validation.cli import bisecting, claiming, comparing, fitting, options, signing
 from validation.errors import RunInterrupted, UsageError, one_line
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
 from validation.version import version
