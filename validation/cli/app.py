@@ -230,6 +230,7 @@ def faults(as_markdown: options.MarkdownOption = False) -> int:
 
 signing.register(app)
 fitting.register(app)
+comparing.register(app)
 app.add_typer(claiming.app)
 
 
