@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from validation.faults.base import ENGINE, SPECIALIZED, Fault, Kind, Ops
+from validation.faults.broken import Change, guarded
 
 Wrong = Callable[..., Any]
 
@@ -27,7 +28,7 @@ class Layer:
         """The decorated function is the wrong op: it gets the right one, then the inputs by name."""
 
         def keep(wrong: Wrong) -> Wrong:
-            self._add(component, id, title, lambda ops: {component: partial(wrong, ops[component])}, fields)
+            self._add(component, id, title, _by(wrong, lambda ops: {component: partial(wrong, ops[component])}), fields)
             return wrong
 
         return keep
@@ -40,7 +41,7 @@ class Layer:
                 op = ops[component]
                 return {component: partial(op, **{part: partial(wrong, part_of(op, part))})}
 
-            self._add(component, id, title, mutate, fields)
+            self._add(component, id, title, _by(wrong, mutate), fields)
             return wrong
 
         return keep
@@ -49,7 +50,7 @@ class Layer:
         """The decorated function makes the wrong component out of the whole table."""
 
         def keep(wrong: Wrong) -> Wrong:
-            self._add(component, id, title, lambda ops: {component: wrong(ops)}, fields)
+            self._add(component, id, title, _by(wrong, lambda ops: {component: wrong(ops)}), fields)
             return wrong
 
         return keep
@@ -58,7 +59,7 @@ class Layer:
         """The decorated function gets an engine's right part (a class or a function) and returns the wrong one."""
 
         def keep(wrong: Wrong) -> Wrong:
-            mutate = lambda parts: {component: wrong(parts[component])}  # noqa: E731
+            mutate = _by(wrong, lambda parts: {component: wrong(parts[component])})
             self._add(component, id, title, mutate, {"paths": (ENGINE,), "gate": "parity", **fields})
             return wrong
 
@@ -73,6 +74,11 @@ class Layer:
         sources = tuple(source.strip() for source in merged.pop("sources").split(","))
         given = {} if mutate is None else {"mutate": mutate}
         self.faults.append(Fault(id, title, component, sources, layer=self.name, **given, **merged))
+
+
+def _by(wrong: Wrong, change: Change) -> Change:
+    """The change, which says so where the code of `wrong` itself fails."""
+    return guarded(change, wrong.__code__.co_filename)
 
 
 def part_of(op: Any, name: str) -> Any:

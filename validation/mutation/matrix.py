@@ -9,6 +9,7 @@ from typing import Any
 
 from validation.faults.base import Fault
 from validation.gates.base import Json
+from validation.jsonio import canonical
 from validation.mutation.measure import BLIND, CAUGHT, ERROR, MISSED
 
 
@@ -59,12 +60,16 @@ class Score:
 
 @dataclass(frozen=True)
 class Matrix:
-    """All rows of one measurement. `healthy` is what the gates said without a fault; all must be PASS."""
+    """All rows of one measurement. `healthy` is what the gates said without a fault; all must be PASS.
+
+    `seconds`: by fault and gate, apart from the rest because they differ from run to run.
+    """
 
     gates: tuple[str, ...]
     rows: tuple[Row, ...]
     healthy: Mapping[str, Json]
     about: Mapping[str, Json] = field(default_factory=dict)
+    seconds: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def sound(self) -> bool:
@@ -104,7 +109,17 @@ class Matrix:
             "counts": self.counts(),
             "healthy": dict(self.healthy),
             "rows": [{**asdict(row), "outcome": row.outcome.value} for row in self.rows],
+            "seconds": dict(self.seconds),
         }
+
+
+VARYING = ("run", "created", "seconds")
+"""What differs between two measurements of one seed, code and machine; nothing else does."""
+
+
+def stable_bytes(document: Mapping[str, Any]) -> bytes:
+    """A matrix as JSON without what varies: the same bytes for the same seed, code and machine."""
+    return canonical({key: value for key, value in document.items() if key not in VARYING})
 
 
 def row_of(fault: Fault, said: Mapping[str, Json] | None, gates_here: Sequence[str]) -> Row:
@@ -133,6 +148,9 @@ def _outcome(fault: Fault, said: Mapping[str, Json], gates_here: Sequence[str]) 
         if CAUGHT in says:
             return Outcome.CONTRADICTED, f"said to be equivalent, but a gate sees it: {fault.equivalent}"
         return Outcome.EQUIVALENT, fault.equivalent
+    broken = [answer["reason"] for answer in said.values() if answer.get("broken")]
+    if broken:
+        return Outcome.ERROR, broken[0]
     if CAUGHT in says:
         return Outcome.CAUGHT, ""
     if ERROR in says:

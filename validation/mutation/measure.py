@@ -9,6 +9,7 @@ from typing import Any, cast
 from validation.errors import describe, one_line
 from validation.executor import Failed, measure_unit
 from validation.faults.base import GATES_BY_COST, Fault
+from validation.faults.broken import BrokenFault
 from validation.gates.base import Context, Gate, Json, Unit
 from validation.gates.registry import load_gate
 from validation.jsonio import unpacked
@@ -65,7 +66,7 @@ class MutationGate:
         said: dict[str, Json] = {}
         for gate in gates:
             said[gate.name] = self._asked(gate, fault, faulty)
-            if self.first_only and said[gate.name]["says"] == CAUGHT:
+            if said[gate.name].get("broken") or (self.first_only and said[gate.name]["says"] == CAUGHT):
                 break
         return said
 
@@ -106,7 +107,9 @@ def asked(gate: Gate, units: Sequence[Unit], context: Context) -> dict[str, Json
     for tried, unit in enumerate(units, 1):
         outcome = measure_unit(gate, unit, context)
         if isinstance(outcome, Failed):
-            return {"says": ERROR, "units": tried, "unit": unit.id, "reason": outcome.error, "seconds": seconds}
+            broken = {"broken": True} if outcome.error.startswith(f"{BrokenFault.__name__}:") else {}
+            error = {"says": ERROR, "units": tried, "unit": unit.id, "reason": outcome.error, "seconds": seconds}
+            return {**error, **broken}
         seconds += outcome.seconds
         try:
             judged = gate.judge({unit.id: cast(dict[str, Any], unpacked(outcome.result))}, context)

@@ -18,6 +18,7 @@ from validation.jsonio import digest, named, pretty
 from validation.mutation.matrix import Matrix, row_of
 from validation.mutation.measure import HEALTHY, MutationGate
 from validation.mutation.plan import can_see, components_first, units_for
+from validation.mutation.request import started_with
 from validation.profile import Profile, check_settings
 from validation.record import UnitResult, arm_doc
 from validation.storage import RunFolder, new_run_id
@@ -64,9 +65,9 @@ def mutate(
     if not any(fault.injectable for fault in request.faults):
         raise UsageError("none of these faults can be injected: they are only declared; see decodegate faults")
     check_settings(request.profile, request.gates)
-    created = datetime.now(UTC)
-    folder = RunFolder.find(out, resume) if resume is not None else RunFolder.create(out, new_run_id(created))
+    folder = RunFolder.find(out, resume) if resume is not None else RunFolder.create(out, new_run_id(datetime.now(UTC)))
     with folder.lock():
+        started_with(folder, _asked_for(request, target), resuming=resume is not None)
         try:
             said = _said(request, target, folder, executor or InProcess(), told)
         except KeyboardInterrupt:
@@ -162,5 +163,30 @@ def _matrix(request: MutationRequest, target: Target, run_id: str, said: Mapping
         "target": dict(target.fingerprint()),
         "environment": {"platform": here.platform, "torch": here.torch, "git_commit": here.git_commit},
     }
-    rows = tuple(row_of(fault, said.get(fault.id), names) for fault in request.faults)
-    return Matrix(names, rows, said.get(HEALTHY, {}), about)
+    timeless = {unit: {gate: _without_seconds(answer) for gate, answer in own.items()} for unit, own in said.items()}
+    seconds = {unit: {gate: a["seconds"] for gate, a in own.items() if "seconds" in a} for unit, own in said.items()}
+    rows = tuple(row_of(fault, timeless.get(fault.id), names) for fault in request.faults)
+    return Matrix(names, rows, timeless.get(HEALTHY, {}), about, {unit: seconds[unit] for unit in sorted(seconds)})
+
+
+def _without_seconds(answer: Mapping[str, Json]) -> dict[str, Json]:
+    return {key: value for key, value in answer.items() if key != "seconds"}
+
+
+def _asked_for(request: MutationRequest, target: Target) -> dict[str, Json]:
+    """All that a measurement depends on; a resumed run must be asked for the same."""
+    here = environment()
+    settings = {gate.name: request.profile.gates[gate.name] for gate in request.gates}
+    arms = [arm_doc(request.profile.baseline.arm("baseline")), arm_doc(request.profile.candidate.arm("candidate"))]
+    return {
+        "profile": request.profile_name,
+        "settings of the gates": named(settings),
+        "gates": sorted(settings),
+        "arms": arms,
+        "faults": sorted(fault.id for fault in request.faults),
+        "seed": request.seed,
+        "--stop-at-first": request.first_only,
+        "model": dict(target.fingerprint()),
+        "version": code_version(),
+        "commit": here.git_commit,
+    }
