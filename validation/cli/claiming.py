@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
+
+from validation.cli.printing import say
 
 app = typer.Typer(name="claims", rich_markup_mode="rich")
 
@@ -65,12 +65,12 @@ def compare(
     a, b = find(known, first), find(known, second)
     problems = refusal(a, b)
     if problems:
-        _say(f"no ratio of {a.name} and {b.name}:")
+        say(f"no ratio of {a.name} and {b.name}:")
         for problem in problems:
-            _say(f"  {problem}")
+            say(f"  {problem}")
         return _NOT_COMPARABLE
-    _say(f"{a.name} is {ratio(a, b):.2f} times as good as {b.name}: {a.value:g} and {b.value:g} {a.unit}, {a.metric}")
-    _say(f"  as published in {a.source}; not reproduced here")
+    say(f"{a.name} is {ratio(a, b):.2f} times as good as {b.name}: {a.value:g} and {b.value:g} {a.unit}, {a.metric}")
+    say(f"  as published in {a.source}; not reproduced here")
     return 0
 
 
@@ -83,25 +83,18 @@ def _show(file: Path | None) -> None:
     for source in files:
         for claim in source.claims:
             ratio = f", {claim.ratio:g} times in the source's words" if claim.ratio is not None else ""
-            _say(f"{claim.id}: {claim.metric}{ratio} ({source.sources[claim.source]})")
-            _say(f"  {claim.reads_as}")
+            say(f"{claim.id}: {claim.metric}{ratio} ({source.sources[claim.source]})")
+            say(f"  {claim.reads_as}")
             mine = [figure for figure in known if figure.claim == claim.id]
             for figure in mine:
-                _say(f"  {figure.name}: {figure.value:g} {figure.unit}; {stated(figure.conditions)}")
+                say(f"  {figure.name}: {figure.value:g} {figure.unit}; {stated(figure.conditions)}")
                 partners = comparable(figure, known)
                 if partners:
-                    _say(f"    may be compared with {', '.join(partner.name for partner in partners)}")
+                    say(f"    may be compared with {', '.join(partner.name for partner in partners)}")
                     continue
                 own = [other for other in mine if other.name != figure.name]
                 reason = "; ".join(refusal(figure, own[0])) if own else "its counterpart was not published"
-                _say(f"    may be compared with nothing published: {reason}")
+                say(f"    may be compared with nothing published: {reason}")
         if source.scope:
-            _say(source.scope)
-    _say("A measurement of your own may be compared with a figure only where every condition agrees and is known.")
-
-
-def _say(line: str) -> None:
-    from validation.reports.text import visible_line
-
-    indent = line[: len(line) - len(line.lstrip(" "))]
-    Console().print(Text(indent + visible_line(line)), soft_wrap=True)
+            say(source.scope)
+    say("A measurement of your own may be compared with a figure only where every condition agrees and is known.")

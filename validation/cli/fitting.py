@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
+
+from validation.cli.printing import say
 
 _NO, _UNPROVEN = 1, 3
 
@@ -34,35 +34,28 @@ def fit(
 
     given = load_deployment(deployment)
     found = answers(given)
-    _say(f"{given.name}: {given.model} on {given.hardware.count} {given.hardware.gpu}")
+    say(f"{given.name}: {given.model} on {given.hardware.count} {given.hardware.gpu}")
     for answer in found:
-        _say(f"{answer.path}: applies: {answer.applies}")
+        say(f"{answer.path}: applies: {answer.applies}")
         for item in answer.unmet:
-            _say(f"  {item}")
+            say(f"  {item}")
         if answer.applies is Applies.NO:
             continue
         for reason, share in answer.fallbacks.items():
-            _say(f"  falls back, {share:.1%} of steps: {reason}")
-        _say(f"  specialised: {answer.specialised:.1%} of steps")
+            say(f"  falls back, {share:.1%} of steps: {reason}")
+        say(f"  specialised: {answer.specialised:.1%} of steps")
         name, ratio = largest_published()
         worth = "worth measuring" if answer.worth_measuring else "not worth measuring"
-        _say(
+        say(
             f"  {worth}: at most {answer.bound:.2f} times, were every specialised step {ratio:g} times as fast "
             f"(claim {name}, the largest published); {given.least_gain:g} is asked for"
         )
     for note in notes(given):
-        _say(note)
+        say(note)
     good = [answer for answer in found if answer.worth_measuring]
     if any(answer.applies is Applies.YES for answer in good):
         return 0
     return _UNPROVEN if good else _NO
-
-
-def _say(line: str) -> None:
-    from validation.reports.text import visible_line
-
-    indent = line[: len(line) - len(line.lstrip(" "))]
-    Console().print(Text(indent + visible_line(line)), soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

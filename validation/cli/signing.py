@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from validation.cli import options
+from validation.cli.printing import say
 from validation.storage import RunFolder, new_run_id
 
 _NOT_SIGNED = 3
@@ -81,13 +80,13 @@ def signoff(
     document = write_signoff(case, render(case, signer(secret)), policy, target, secret)
     for ruling in case.decision.rulings:
         waived = " (waived)" if ruling.waivers else ""
-        _say(f"{ruling.outcome}{waived}: {ruling.subject}: {ruling.said}")
+        say(f"{ruling.outcome}{waived}: {ruling.subject}: {ruling.said}")
         for note in ruling.notes:
-            _say(f"  {note}")
+            say(f"  {note}")
     decided = case.decision.outcome
     signed = "signed" if secret is not None else "NOT SIGNED: give --key"
-    _say(f"{decided} ({signed}): {len(case.subjects)} evidence files, digest {case.root}")
-    _say(f"document: {document}")
+    say(f"{decided} ({signed}): {len(case.subjects)} evidence files, digest {case.root}")
+    say(f"document: {document}")
     if decided is Outcome.GO and secret is None:
         return _NOT_SIGNED
     return case.decision.exit_code
@@ -122,17 +121,17 @@ def verify(
     public = read_public_key(key)
     found = check(folder, public, lambda run: elsewhere.get(run, out / run), datetime.now(UTC).date())
     for problem in found.problems[:20]:
-        _say(f"NOT VERIFIED: {problem}")
+        say(f"NOT VERIFIED: {problem}")
     if len(found.problems) > 20:
-        _say(f"NOT VERIFIED: {len(found.problems) - 20} more")
+        say(f"NOT VERIFIED: {len(found.problems) - 20} more")
     if found.statement is None or found.problems:
-        _say(f"{folder}: this is not what key {key_id(public)[:16]} signed")
+        say(f"{folder}: this is not what key {key_id(public)[:16]} signed")
         return found.exit_code
     for expired in found.expired:
-        _say(f"EXPIRED: {expired}")
+        say(f"EXPIRED: {expired}")
     own = found.statement.predicate.sign_off
     count = len(found.statement.subject)
-    _say(f"{own.decision}, decided {own.day} under policy {own.policy}: {count} files, none changed, added or removed")
+    say(f"{own.decision}, decided {own.day} under policy {own.policy}: {count} files, none changed, added or removed")
     return found.exit_code
 
 
@@ -153,14 +152,8 @@ def keygen(
     """
     from validation.signoff.keys import make_keys
 
-    _say(f"private key {path}; public key {make_keys(path)}")
+    say(f"private key {path}; public key {make_keys(path)}")
     return 0
-
-
-def _say(line: str) -> None:
-    from validation.reports.text import visible_line
-
-    Console().print(Text(visible_line(line)), soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -28,7 +28,7 @@ def least_bytes(given: DeploymentFile, model: Mapping[str, Any]) -> float:
     states = len(linear["kda_layers"]) * linear["num_heads"] * head * (1 + given.drafts) / given.parallel.tensor
     # Pipeline stages hold a share of the layers each.
     requests = max(given.traffic.batch) * (rows + states) / given.parallel.pipeline
-    return K3_WEIGHTS / ranks + requests
+    return float(K3_WEIGHTS / ranks + requests)
 
 
 def too_large(given: DeploymentFile, model: Mapping[str, Any]) -> list[Unmet]:

@@ -1,0 +1,257 @@
+"""The history loses nothing, finds steps and few others, and its baseline moves only when told."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import sqlite3
+from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_commandline import CommandLine
+
+from validation.errors import UsageError
+from validation.history.entry import Entry, entry_of
+from validation.history.steps import ALPHA, steps
+from validation.history.store import History
+from validation.history.trend import FALSE_SHARE, courses
+from validation.storage import RunFolder
+
+RUNS = 40
+
+
+@pytest.fixture
+def first(decodegate: CommandLine) -> RunFolder:
+    """A finished toy run."""
+    assert decodegate.run() == 0
+    return decodegate.newest()
+
+
+def copies(
+    first: RunFolder, count: int, change: Callable[[dict, int], None] = lambda document, i: None
+) -> list[RunFolder]:
+    """Runs like the first one, a day apart, each changed."""
+    found = []
+    document = json.loads((first.path / "record.json").read_bytes())
+    for index in range(count):
+        name = f"20260101-000000-{index:06x}"
+        folder = first.path.parent / name
+        folder.mkdir(exist_ok=True)
+        own = json.loads(json.dumps(document))
+        own["run"].update(id=name, created=f"2026-01-01T00:{index:02d}:00Z")
+        change(own, index)
+        (folder / "record.json").write_text(json.dumps(own))
+        found.append(RunFolder(folder))
+    return found
+
+
+def ratio(level: Callable[[int], float]) -> Callable[[dict, int], None]:
+    """Sets the error gate's worst ratio."""
+
+    def change(document: dict, index: int) -> None:
+        document["stable"]["gates"][0]["metrics"]["worst"] = level(index)
+
+    return change
+
+
+def test_adding_twice_changes_nothing_and_a_changed_run_is_refused(decodegate: CommandLine, first: RunFolder) -> None:
+    out = ("--out", str(decodegate.runs))
+    assert decodegate("history", "add", first.run_id, *out) == 0
+    assert "1 added, 0 there already" in decodegate.out
+    assert decodegate("history", "add", str(first.path), *out) == 0
+    assert "0 added, 1 there already" in decodegate.out
+    path = first.path / "record.json"
+    path.write_bytes(path.read_bytes().replace(b'"seed": 0', b'"seed": 1'))
+    assert decodegate("history", "add", first.run_id, *out) == 2
+    assert "history is never rewritten" in decodegate.err
+
+
+def _add_each(start: Barrier, database: Path, folders: list[RunFolder]) -> None:
+    entries = [entry_of(folder) for folder in folders]
+    start.wait(60)
+    for entry in entries:
+        with History(database) as history:
+            history.add([entry])
+
+
+def test_concurrent_writers_lose_nothing(first: RunFolder, tmp_path: Path) -> None:
+    folders = copies(first, 24)
+    database = tmp_path / "history.sqlite3"
+    # Every run is offered by two of the processes, and all of them make the database together.
+    halves = [folders[0:12], folders[6:18], folders[12:24], [*folders[18:24], *folders[0:6]]]
+    fork = multiprocessing.get_context("fork")
+    start = fork.Barrier(len(halves))
+    processes = [fork.Process(target=_add_each, args=(start, database, half)) for half in halves]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * len(halves)
+    with History(database) as history:
+        kept = history.entries()
+    assert [entry.id for entry in kept] == [folder.run_id for folder in folders]
+    assert all(entry == entry_of(folder) for entry, folder in zip(kept, folders, strict=True))
+
+
+def test_an_import_keeps_what_it_can_read_and_names_the_rest(decodegate: CommandLine, first: RunFolder) -> None:
+    good, bad, worse = copies(first, 3)
+    (bad.path / "record.json").write_text("{")
+    (worse.path / "record.json").write_text("")
+    out = ("--out", str(decodegate.runs))
+    assert decodegate("history", "add", good.run_id, bad.run_id, worse.run_id, first.run_id, *out) == 2
+    assert decodegate.err.count("\n") == 1
+    assert bad.run_id in decodegate.err
+    assert "and 1 more" in decodegate.err
+    with History(decodegate.runs / "history.sqlite3") as history:
+        assert {entry.id for entry in history.entries()} == {good.run_id, first.run_id}
+
+
+def test_an_unfinished_run_is_not_kept(decodegate: CommandLine, first: RunFolder) -> None:
+    def unfinished(document: dict, index: int) -> None:
+        document["status"] = "running"
+        document["stable"]["verdict"] = None
+
+    (folder,) = copies(first, 1, unfinished)
+    assert decodegate("history", "add", folder.run_id, "--out", str(decodegate.runs)) == 2
+    assert "is not finished" in decodegate.err
+
+
+@pytest.mark.parametrize("kind", ["text", "another database", "newer", "folder"])
+def test_a_file_that_is_no_history_is_refused_and_left_alone(
+    decodegate: CommandLine, first: RunFolder, kind: str
+) -> None:
+    path = decodegate.folder / "other.sqlite3"
+    if kind == "text":
+        path.write_text("not a database, but long enough to look like one " * 40)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with sqlite3.connect(path) as database:
+            database.execute("CREATE TABLE theirs (x)")
+            if kind == "newer":
+                database.execute("PRAGMA application_id = 0x64676174")
+                database.execute("PRAGMA user_version = 99")
+        database.close()
+    before = path.read_bytes() if path.is_file() else b""
+    assert decodegate("history", "add", first.run_id, "--db", str(path), "--out", str(decodegate.runs)) == 2
+    assert decodegate.err.count("\n") == 1
+    assert (path.read_bytes() if path.is_file() else b"") == before
+
+
+def test_the_baseline_moves_only_when_told(decodegate: CommandLine, first: RunFolder) -> None:
+    folders = copies(first, 3)
+    out = ("--out", str(decodegate.runs))
+    assert decodegate("history", "add", *(folder.run_id for folder in folders[:2]), *out) == 0
+    assert decodegate("history", "baseline", "set", folders[0].run_id, *out) == 0
+    assert decodegate("history", "add", folders[2].run_id, *out) == 0
+    assert decodegate("history", "trend", *out) == 0
+    assert f"baseline {folders[0].run_id}" in decodegate.out
+    assert decodegate("history", "baseline", "set", folders[2].run_id, *out) == 0
+    assert decodegate("history", "baseline", "show", *out) == 0
+    assert folders[2].run_id in decodegate.out
+    assert folders[0].run_id not in decodegate.out
+
+
+def test_only_a_run_that_passed_without_faults_can_be_a_baseline(decodegate: CommandLine, first: RunFolder) -> None:
+    assert decodegate.run("--fault", "toy.column") == 1
+    out = ("--out", str(decodegate.runs))
+    red = decodegate.newest().run_id
+    assert decodegate("history", "add", red, first.run_id, *out) == 0
+    assert decodegate("history", "baseline", "set", red, *out) == 2
+    assert "faults put in on purpose" in decodegate.err
+    assert decodegate("history", "baseline", "set", "unknown", *out) == 2
+    assert decodegate("history", "trend", *out) == 0
+    assert "1 runs (1 PASS)" in decodegate.out, "a run with faults is in no trend"
+
+
+def test_a_step_is_found_named_and_checked_against_the_baseline(decodegate: CommandLine, first: RunFolder) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.02, RUNS)
+    folders = copies(first, RUNS, ratio(lambda i: 1.0 + (0.2 if i >= 25 else 0.0) + noise[i]))
+    shutil.rmtree(first.path)
+    out = ("--out", str(decodegate.runs))
+    assert decodegate("history", "add", *(folder.run_id for folder in folders), *out) == 0
+    assert decodegate("history", "baseline", "set", folders[5].run_id, *out) == 0
+    assert decodegate("history", "trend", "--check", *out) == 1
+    assert "error worst: n = 40" in decodegate.out
+    assert f"since the baseline, at {folders[25].run_id}: 0.99" in decodegate.out
+    assert decodegate("history", "baseline", "set", folders[30].run_id, *out) == 0
+    assert decodegate("history", "trend", "--check", *out) == 0, "the step is older than the baseline"
+
+
+def test_two_runs_are_shown_side_by_side(decodegate: CommandLine, first: RunFolder) -> None:
+    a, b = copies(first, 2, ratio(lambda i: 1.0 + i))
+    out = ("--out", str(decodegate.runs))
+    assert decodegate("history", "compare", a.run_id, b.run_id, *out) == 0
+    assert "error worst" in decodegate.out
+    assert "+100.00%" in decodegate.out
+    assert "different series" not in decodegate.out
+    assert decodegate("history", "compare", a.run_id, *out) == 2
+    assert "has no baseline" in decodegate.err
+    assert decodegate("history", "add", a.run_id, *out) == 0
+    assert decodegate("history", "baseline", "set", a.run_id, *out) == 0
+    shutil.rmtree(a.path)
+    assert decodegate("history", "compare", b.run_id, *out) == 0, "the baseline is read from the history"
+    assert decodegate.run("--gate", "costly") == 0
+    assert decodegate("history", "compare", b.run_id, decodegate.newest().run_id, *out) == 0
+    assert "different series" in decodegate.out
+
+
+def test_a_step_is_placed_exactly_where_it_is_clear() -> None:
+    for place in (10, 20, 33):
+        noise = np.random.default_rng(place).normal(0, 0.1, RUNS)
+        (found,) = steps(np.where(np.arange(RUNS) < place, 1.0, 2.0) + noise)
+        assert found.index == place
+        # A mean of n values is known to 4 standard errors.
+        assert abs(found.before - 1) < 4 * 0.1 / place**0.5
+
+
+def test_two_steps_are_both_found() -> None:
+    levels = np.repeat([0.0, 3.0, 1.0], 20) + np.random.default_rng(1).normal(0, 0.2, 60)
+    assert [step.index for step in steps(levels)] == [20, 40]
+
+
+def test_noise_of_any_shape_is_split_no_oftener_than_stated() -> None:
+    trials = 200
+    random = np.random.default_rng(2)
+    for draw in (random.normal, random.standard_cauchy, random.exponential):
+        false = sum(bool(steps(draw(size=25), seed=trial)) for trial in range(trials))
+        # Binomial: more than mean plus 4 standard deviations has a chance below 1e-4.
+        assert false <= trials * ALPHA + 4 * (trials * ALPHA * (1 - ALPHA)) ** 0.5
+
+
+def test_few_constant_and_tied_values_have_no_step() -> None:
+    assert steps([]) == []
+    assert steps([1.0, 5.0, 5.0, 5.0]) == []
+    assert steps([2.0] * 50) == []
+    assert steps([1.0, 2.0] * 25) == []
+    with pytest.raises(ValueError, match="not finite"):
+        steps([1.0, float("nan")] * 10)
+
+
+def test_among_many_figures_few_false_steps_are_believed() -> None:
+    random = np.random.default_rng(3)
+    figures = 100
+    values = random.normal(size=(30, figures))
+    values[15:, 0] += 8
+    runs = [
+        Entry(
+            str(i), "", "s", "", "p", "PASS", (), {}, {}, {("g", f"f{j}"): float(values[i, j]) for j in range(figures)}
+        )
+        for i in range(30)
+    ]
+    stepped = [course.name for course in courses(runs, None, None, None) if course.steps]
+    assert "f0" in stepped
+    assert len(stepped) <= 1 + FALSE_SHARE * figures
+
+
+def test_figures_that_are_not_finite_are_kept_as_such(first: RunFolder, tmp_path: Path) -> None:
+    (folder,) = copies(first, 1, ratio(lambda i: "NaN"))  # type: ignore[arg-type, return-value]
+    with History(tmp_path / "h.sqlite3") as history:
+        history.add([entry_of(folder)])
+        assert np.isnan(history.entry(folder.run_id).figures["error", "worst"])
+        with pytest.raises(UsageError, match="is not in"):
+            history.entry("another")

@@ -1,0 +1,1 @@
+"""Runs over time: kept in SQLite, their figures followed, steps found, and a baseline that moves only when told."""
