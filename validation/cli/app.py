@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from validation.cli import bisecting, claiming, comparing, fitting, options, signing
+from validation.cli import bisecting, claiming, comparing, fitting, options, remembering, signing
 from validation.errors import RunInterrupted, UsageError, one_line
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
 from validation.version import version
@@ -232,6 +232,7 @@ signing.register(app)
 fitting.register(app)
 comparing.register(app)
 app.add_typer(claiming.app)
+app.add_typer(remembering.app)
 
 
 def _refuse(message: str, words: Sequence[str]) -> int:
