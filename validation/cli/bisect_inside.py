@@ -12,6 +12,7 @@ from rich.console import Console
 from validation.bisect.kernels import Found, KernelsDoc, Search, confirm, document
 from validation.bisect.places import NEEDS
 from validation.bisect.question import Cell, ParityQuestion
+from validation.cli.lines import say
 from validation.environment import set_threads
 from validation.errors import UsageError, one_line
 from validation.faults.base import Fault, in_layer
@@ -127,11 +128,6 @@ def model_name(options: InsideOptions) -> str:
         return str(options.model.resolve())
     folder = load_profile(options.profile or DEFAULT_PROFILE)[1].model.folder()
     return EMBEDDED if folder is None else str(folder.resolve())
-
-
-def say(console: Console, line: str) -> None:
-    """Print one line as it is."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _fault(name: str) -> Fault:
