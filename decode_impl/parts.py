@@ -12,6 +12,7 @@ from typing import Any
 from decode_impl.batch import build_batch
 from decode_impl.caches import LatentCache, StateCache
 from decode_impl.drafter.drafter import Drafter
+from decode_impl.parallel.table import collectives
 from decode_impl.prefix_cache import PrefixCache
 from decode_impl.rejection import accept
 from decode_impl.sampling import sample
@@ -29,5 +30,6 @@ PARTS: PartTable = {
     "sample": sample,
     "accept": accept,
     "drafter": Drafter,
+    "collectives": collectives,
 }
 """The parts of every engine, as they are meant to be."""

@@ -56,7 +56,7 @@ class PlotDoc(_Doc):
     """A chart of the report, as data."""
 
     title: str
-    kind: Literal["line", "bar", "histogram"]
+    kind: Literal["line", "bar", "histogram", "timeline"]
     x: list[Cell]
     series: dict[str, list[Point]] = Field(min_length=1)
     x_label: str

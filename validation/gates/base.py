@@ -56,7 +56,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A chart of the report, as data. `kind`: `line`, `bar` or `histogram` (bar over bin edges).
+    """A chart of the report, as data. `kind`: `line`, `bar`, `histogram` (bar over bin edges) or `timeline` (marks at
+    whole-numbered rows over time; the series `issued behind` gives the place at which an event began).
 
     `series` maps a label to its y values over the shared `x`; `x` may hold numbers or labels. `limit` is the value that
     must not be exceeded, drawn across the chart.

@@ -11,6 +11,7 @@ from validation.loading import load_object
 GATES: dict[str, str] = {
     "numerics": "validation.gates.numerics:NumericsGate",
     "parity": "validation.gates.parity:ParityGate",
+    "sync": "validation.gates.sync:SyncGate",
     "stability": "validation.gates.stability:StabilityGate",
 }
 """Gate name -> `module:attribute` of a factory without arguments."""

@@ -24,12 +24,21 @@ _LIKELY = {
 _SUMMED = ("all_reduce", "output_mix", "moe_tail")
 """Ops that sum over ranks: one rank shows nothing of it, so a cell with several is tried first."""
 
+_COLLECTIVES = "collectives"
+"""The part of an engine that only the sync gate looks at."""
+
+_EXPLORED = ("launches", "collectives", "stalls", "sentinels")
+"""Units of the sync gate that explore, by what they are called."""
+
 _SPECULATIVE = ("kda_verify",)
 """Ops that run in verify steps alone, which only schedules have."""
 
 
 def can_see(gate: Gate, fault: Fault) -> bool:
-    """Whether the gate looks at what the fault breaks: ops alone for the numerics gate, whole decodes for others."""
+    """Whether the gate looks at what the fault breaks: ops alone for the numerics gate, collectives alone for the sync
+    gate and nobody else, whole decodes for others."""
+    if gate.name == "sync" or fault.component == _COLLECTIVES:
+        return gate.name == "sync" and fault.component == _COLLECTIVES
     return gate.name != "numerics" or fault.paths != (ENGINE,)
 
 
@@ -39,6 +48,8 @@ def units_for(gate: Gate, context: Context, fault: Fault) -> list[Unit]:
     if gate.name == "numerics":
         own = [unit for unit in units if unit.params.get("op", fault.component) == fault.component]
         return sorted(own, key=lambda unit: _op_cost(unit.params))
+    if gate.name == "sync":
+        return sorted((unit for unit in units if _place(unit) >= 0), key=lambda unit: (_place(unit), unit.id))
     if gate.name != "parity":
         return units
     likely = _LIKELY.get(fault.component, ())
@@ -51,6 +62,12 @@ def units_for(gate: Gate, context: Context, fault: Fault) -> list[Unit]:
         return [unit for unit in schedules if "verify" in unit.id]
     summed = [unit for unit in cells if unit.params["tp"] > 1][:1] if fault.component in _SUMMED else []
     return [*summed, *(unit for unit in cells if unit not in summed)][:CELLS_TRIED]
+
+
+def _place(unit: Unit) -> int:
+    """Place of a unit of the sync gate that explores; -1 for stress and controls, which say the same later."""
+    name = unit.id.partition("-")[0]
+    return _EXPLORED.index(name) if name in _EXPLORED else -1
 
 
 def components_first(faults: Sequence[Fault]) -> list[Fault]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from validation.targets.base import Arm, ArmConfig, Case, Counters, ForcedStep, Target
+from validation.targets.base import Arm, ArmConfig, Case, CollectiveArm, Counters, ForcedStep, Target
 from validation.targets.schedule import Played, Schedule
 from validation.targets.text import Answer, Ask
 
@@ -92,6 +92,10 @@ class RememberingArm:
         if key not in self._answered:
             self._answered[key] = self._arm.answer(asks)
         return list(self._answered[key])
+
+    def collectives(self) -> Any:
+        """As the arm's."""
+        return cast(CollectiveArm, self._arm).collectives()
 
     def counters(self) -> Counters:
         """As the arm's: remembered steps are not counted again."""

@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from validation.record import PlotDoc
 from validation.reports.text import shortened, visible_line
+from validation.reports.timeline import draw_timeline
 
 # Okabe and Ito, "Color Universal Design" (2008), without the yellow, which is too light on white.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -79,6 +80,9 @@ def _draw(axes: Axes, plot: PlotDoc) -> None:
         _histogram(axes, plot)
     elif plot.kind == "bar":
         _bars(axes, plot)
+    elif plot.kind == "timeline":
+        draw_timeline(axes, plot, PALETTE, _MARKERS, _INK)
+        return
     else:
         _lines(axes, plot)
     if isinstance(plot.limit, int | float):

@@ -62,8 +62,9 @@ class Explorer:
         return Explored(len(parents), self.transitions, complete=True)
 
     def walk(self, seed: int, steps: int) -> Explored:
-        """One random interleaving to its end, at most `steps` choices."""
+        """One random interleaving to its end, at most `steps` choices. Agents differ in speed, up to a hundredfold."""
         draw = random.Random(seed)
+        speed = [10 ** draw.uniform(-2, 0) for _ in self.machine.agents]
         reached = self._settle(self.machine.start())
         taken = list(reached.forced)
         for count in range(steps):
@@ -71,7 +72,7 @@ class Explorer:
             if not choices:
                 violation = reached.violation or self.machine.ended(reached.state)
                 return Explored(count, self.transitions, False, violation, tuple(taken) if violation else ())
-            action = draw.choice(choices)
+            [action] = draw.choices(choices, [speed[choice.agent] for choice in choices])
             reached = self._take(reached.state, action)
             taken += [action, *reached.forced]
         return Explored(steps, self.transitions, complete=False)

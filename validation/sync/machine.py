@@ -90,15 +90,16 @@ class Machine:
     def enabled(self, state: State, agent: int, step: Step) -> bool:
         """Whether the agent can execute its next operation."""
         if step.kind in (Kind.WAIT, Kind.POLL):
-            return step.ready(self.system.values[self.read(state, agent, step.address)])
+            return step.ready(self.system.values, self.read(state, agent, step.address))
         return step.kind not in (Kind.DRAIN, Kind.ADD) or not state.buffers[agent]
 
     def read(self, state: State, agent: int, address: int) -> int:
         """What the agent sees at an address: its own latest store, or memory."""
-        steps = self.system.steps[agent]
-        for index in reversed(state.buffers[agent]):
-            if steps[index].address == address:
-                return steps[index].value
+        if state.buffers[agent]:
+            steps = self.system.steps[agent]
+            for index in reversed(state.buffers[agent]):
+                if steps[index].address == address:
+                    return steps[index].value
         return state.memory[address]
 
     def apply(self, state: State, action: Action) -> tuple[State, Violation | None]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from validation.sync.machine import Action, Machine, State
 from validation.sync.system import Kind, Step
 
+_LOCAL = (Kind.STORE, Kind.RETURN, Kind.DISAGREE)
+
 Writes = dict[int, set[int]]
 """Address -> numbers of values that may still land there."""
 
@@ -24,24 +26,20 @@ def alone(machine: Machine, state: State) -> Action | None:
         if not 0 <= at < len(system.steps[agent]):
             continue
         step = system.steps[agent][at]
-        if step.kind is Kind.WAIT and not step.acquire:
-            continue
-        if not machine.enabled(state, agent, step):
-            continue
-        if step.kind in (Kind.LOAD, Kind.WAIT, Kind.POLL, Kind.ADD):
-            if _undisturbed(machine, state, agent, step):
-                return Action("run", agent, at)
-        else:
+        if step.kind in _LOCAL or (
+            step.kind is not Kind.ADD
+            and step.acquire
+            and machine.enabled(state, agent, step)
+            and (step.kind is Kind.DRAIN or _undisturbed(machine, state, agent, step))
+        ):
             return Action("run", agent, at)
     return None
 
 
 def _undisturbed(machine: Machine, state: State, agent: int, step: Step) -> bool:
-    if step.kind is Kind.ADD:
-        return False
     landing = _writes_without(machine, state, agent).get(step.address, ())
     if step.kind is Kind.WAIT:
-        return all(step.ready(machine.system.values[value]) for value in landing)
+        return all(step.ready(machine.system.values, value) for value in landing)
     return not landing
 
 
@@ -71,6 +69,6 @@ def _may_pass(machine: Machine, state: State, step: Step, writes: Writes) -> boo
     if step.kind not in (Kind.WAIT, Kind.POLL):
         return True
     values = machine.system.values
-    if step.ready(values[state.memory[step.address]]):
+    if step.ready(values, state.memory[step.address]):
         return True
-    return any(step.ready(values[value]) for value in writes.get(step.address, ()))
+    return any(step.ready(values, value) for value in writes.get(step.address, ()))

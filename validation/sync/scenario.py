@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,7 @@ class Collective:
 class Scenario:
     """Calls of all ranks in order. `stop` is (rank, operation) at which a rank dies; `epoch` the one they start after.
 
-    `failing`: the ranks are meant to give up here, so that it is an error where they do not.
+    With `timeouts`, any rank may lose patience at any wait.
     """
 
     name: str
@@ -56,8 +56,6 @@ class Scenario:
     epoch: int = 0
     stop: tuple[int, int] | None = None
     timeouts: bool = False
-    failing: bool = False
-    shows: str = field(default="", compare=False)
 
     def system(self, parts: Parts) -> System:
         """The scenario with these parts, as agents over one memory."""

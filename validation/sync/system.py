@@ -59,12 +59,16 @@ class Step:
     release: bool = False
     acquire: bool = True
     wrong: str = ""
+    _known: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)
 
-    def ready(self, word: object) -> bool:
-        """Whether a wait or poll on this word is over."""
-        if isinstance(self.operation, Wait):
-            return self.operation.ready(word)
-        return word is not NOT_THERE
+    def ready(self, values: Sequence[object], number: int) -> bool:
+        """Whether a wait or poll is over when it sees the value of this number; remembered."""
+        known = self._known.get(number)
+        if known is None:
+            value = values[number]
+            known = self.operation.ready(value) if isinstance(self.operation, Wait) else value is not NOT_THERE
+            self._known[number] = known
+        return known
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,6 +39,7 @@ class Capability(StrEnum):
     CONVERSE = "answer chats"
     SUBSTITUTE_OP = "substitute an op"
     READ_BOUNDARIES = "read between layers"
+    COLLECTIVES = "show the protocols of its collectives"
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,14 @@ class Arm(Protocol):
 
     def counters(self) -> Counters:
         """Steps and fallbacks since the arm was opened."""
+        ...
+
+
+class CollectiveArm(Arm, Protocol):
+    """An arm of a target that shows the protocols of its collectives."""
+
+    def collectives(self) -> Mapping[str, Callable[..., Any]]:
+        """The rank programs of this arm's collectives and their parts by name, its faults put in."""
         ...
 
 

@@ -34,6 +34,7 @@ from validation.targets.builtin_schedule import ENGINE_PARTS, caches_of, play
 from validation.targets.builtin_text import answer
 from validation.targets.chat import encode_chat
 from validation.targets.layered import Layers
+from validation.targets.miniature import miniature
 from validation.targets.schedule import Played, Schedule
 from validation.targets.text import Answer, Ask
 
@@ -55,6 +56,7 @@ class BuiltinTarget:
             Capability.DRAFTS,
             Capability.SUBSTITUTE_OP,
             Capability.READ_BOUNDARIES,
+            Capability.COLLECTIVES,
         }
     )
 
@@ -160,6 +162,10 @@ class BuiltinTarget:
         fields = self._checkpoint.config.to_hf()
         flat = {**fields, **{f"linear_attn_{k}": v for k, v in fields["linear_attn_config"].items()}}
         return {name: value for name, value in flat.items() if type(value) is int}
+
+    def miniature(self) -> BuiltinTarget:
+        """decode_impl's engine over a random model of next to no size, whatever this target's model is."""
+        return BuiltinTarget(miniature(), None)
 
     def open(self, config: ArmConfig) -> BuiltinArm:
         """Open an arm; refuses with every reason at once, before weights are cut or caches are made."""
@@ -275,6 +281,11 @@ class BuiltinArm:
     def answer(self, asks: Sequence[Ask]) -> list[Answer]:
         """Answer on an engine over this arm's runner, whose caches are free between two calls."""
         return answer(self._runner, asks)
+
+    def collectives(self) -> Mapping[str, Any]:
+        """The rank programs of `decode_impl.parallel` and their parts."""
+        table: Mapping[str, Any] = self._runner.parts["collectives"]()
+        return table
 
     def counters(self) -> Counters:
         """Steps by path and fallbacks by reason."""
