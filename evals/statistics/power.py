@@ -40,21 +40,31 @@ def chances(seen: Evidence, margin: float, alpha: float = 0.05, damage: float = 
     gains as independent numbers that fall on items at random), many are a normal mean. The estimated variance has the
     spread of a chi-square, in so far as pairs meet on items.
     """
+    outlook = _outlook(seen, alpha, damage)
+    if outlook is None:
+        return Chances(0.0, 0.0, 0.0)
+    lower, upper, weight = outlook
+    return Chances(
+        go=float(weight[upper <= margin].sum()),
+        no_go=float(weight[lower > margin].sum()),
+        shown=float(weight[lower > 0].sum()),
+    )
+
+
+def _outlook(seen: Evidence, alpha: float, damage: float) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Lower and upper bounds that a run may end with, and their probabilities; None where nothing can be bounded."""
     pairs = 1 / seen.step
     expected = float(seen.variance) * pairs**2 + abs(damage) * pairs
     if not math.isfinite(expected) or seen.freedom < 1:
-        return Chances(0.0, 0.0, 0.0)
+        return None
     if expected <= _FEW:
         mean, variance, weight = _counted(expected, damage * pairs, pairs, seen.freedom + 1)
+        half = 0.0
     else:
         mean, variance, weight = _normal(expected / pairs**2, damage, seen.freedom)
-    half = 0.0 if expected <= _FEW else seen.step / 2
-    distance = reach(np.maximum(variance, 0.0), seen.freedom, seen.step, alpha)
-    return Chances(
-        go=float(weight[mean + distance <= margin + half].sum()),
-        no_go=float(weight[mean - distance > margin - half].sum()),
-        shown=float(weight[mean - distance > -half].sum()),
-    )
+        half = seen.step / 2
+    distance = reach(np.maximum(variance, 0.0), seen.freedom, seen.step, alpha) - half
+    return mean - distance, mean + distance, weight
 
 
 def _counted(discordant: float, net: float, pairs: float, items: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -92,13 +102,13 @@ def minimum_detectable(seen: Evidence, alpha: float = 0.05, power: float = 0.8) 
 
     It is also about the smallest damage that is told from none with that probability.
     """
-    if chances(seen, 1.0, alpha).go < power:
+    outlook = _outlook(seen, alpha, 0.0)
+    if outlook is None:
         return math.inf
-    low, high = 0.0, 1.0
-    while high - low > seen.step / 64:
-        middle = (low + high) / 2
-        low, high = (low, middle) if chances(seen, middle, alpha).go >= power else (middle, high)
-    return high
+    _, upper, weight = (part.ravel() for part in outlook)
+    order = np.argsort(upper)
+    enough = np.searchsorted(np.cumsum(weight[order]), power)
+    return float(upper[order[enough]]) if enough < order.size and upper[order[enough]] <= 1 else math.inf
 
 
 @dataclass(frozen=True)

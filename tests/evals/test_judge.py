@@ -1,0 +1,170 @@
+"""The decision on samples, whoever produced them: validity first, three outcomes, and what is always said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from evals.judge import Judgement, JudgeSettings, judge_samples
+from evals.samples import ARMS, Request, Response, Sample, plan_requests
+from evals.statistics import Outcome
+from evals.tasks import EvalTask, load_task
+
+Answering = Callable[[str, Request, str], Response]
+"""Arm, request and the right answer's text -> what that arm says."""
+
+
+def right(arm: str, request: Request, text: str) -> Response:
+    return Response(text=text, finish_reason="stop", tokens=len(text))
+
+
+def samples(tasks: Sequence[EvalTask], repeats: int, answer: Answering) -> list[Sample]:
+    """Both arms' samples, the answers as told."""
+    wrap = {"aime25": "so \\boxed{{{}}}", "gpqa_diamond": "Answer: {}", "mrcr": "{}"}
+    by_name = {task.name: task for task in tasks}
+    return [
+        Sample(
+            arm=arm, request=r, response=answer(arm, r, wrap[r.task].format(by_name[r.task].expected(r.item, r.repeat)))
+        )
+        for r in plan_requests(tasks, repeats, seed=3)
+        for arm in ARMS
+    ]
+
+
+def judged(answer: Answering, names: Sequence[str] = ("aime25",), repeats: int = 8, margin: float = 0.02) -> Judgement:
+    tasks = [load_task(name, items=30) for name in names]
+    settings = JudgeSettings(dict.fromkeys(names, margin))
+    return judge_samples(samples(tasks, repeats, answer), tasks, settings)
+
+
+def worse(share: float, seed: int = 0, equally: bool = False) -> Answering:
+    """Wrong in this share of the candidate's answers (or of both arms')."""
+    rng = np.random.default_rng(seed)
+
+    def answer(arm: str, request: Request, text: str) -> Response:
+        wrong = rng.random() < share and (equally or arm == "candidate")
+        return right(arm, request, "\\boxed{1000}" if wrong else text)
+
+    return answer
+
+
+def test_equal_arms_are_go_and_the_evidence_says_what_it_could_decide() -> None:
+    result = judged(right)
+    task = result.tasks["aime25"]
+    assert result.outcome is Outcome.GO
+    assert task.decision is not None
+    assert task.design is not None
+    assert task.decision.upper == pytest.approx(np.log(20) / 240)  # no loss in 240 pairs: the rule of three
+    assert task.design.power > 0.8
+    assert task.design.repeats_needed is not None
+    assert task.design.repeats_needed <= 8
+
+
+def test_a_damage_beyond_the_margin_is_no_go() -> None:
+    result = judged(worse(0.3))
+    assert result.outcome is Outcome.NO_GO
+    decision = result.tasks["aime25"].decision
+    assert decision is not None
+    assert decision.lower > 0.02
+    assert decision.adjusted < 0.05
+
+
+def test_too_few_answers_are_undecided_and_say_how_many_repeats_decide() -> None:
+    task = judged(right, repeats=1).tasks["aime25"]
+    assert task.outcome is Outcome.UNDECIDED
+    assert task.design is not None
+    assert task.design.repeats_needed is not None
+    assert task.design.repeats_needed > 1
+    assert task.design.detectable > 0.02
+
+
+def test_three_evals_are_judged_apart_and_pooled() -> None:
+    names = ("aime25", "gpqa_diamond", "mrcr")
+    result = judged(right, names)
+    assert result.outcome is Outcome.GO
+    assert result.pooled is not None
+    assert result.pooled.outcome is Outcome.GO
+    assert result.pooled.upper < max(t.decision.upper for t in result.tasks.values() if t.decision)
+
+
+def test_one_bad_eval_is_no_go_whatever_the_others_say() -> None:
+    def answer(arm: str, request: Request, text: str) -> Response:
+        spoiled = arm == "candidate" and request.task == "gpqa_diamond" and request.repeat % 2
+        return right(arm, request, "Answer: Z or so, \\boxed{A}" if spoiled else text)
+
+    result = judged(answer, ("aime25", "gpqa_diamond"))
+    assert result.outcome is Outcome.NO_GO
+    assert result.tasks["aime25"].outcome is Outcome.GO
+
+
+def test_an_a_a_run_is_never_no_go_in_200_runs() -> None:
+    """Two per cent of all answers are wrong, in both arms alike; 12 items, 8 repeats, margin two points."""
+    task = load_task("aime25", items=12)
+    runs = [
+        judge_samples(samples([task], 8, worse(0.02, seed, equally=True)), [task], JudgeSettings({"aime25": 0.02}))
+        for seed in range(200)
+    ]
+    assert sum(run.outcome is Outcome.NO_GO for run in runs) == 0
+
+
+def test_order_of_arrival_does_not_matter() -> None:
+    task = load_task("aime25", items=10)
+    given = samples([task], 4, worse(0.3))
+    settings = JudgeSettings({"aime25": 0.02})
+    shuffled = [given[i] for i in np.random.default_rng(1).permutation(len(given))]
+    assert judge_samples(given, [task], settings) == judge_samples(shuffled, [task], settings)
+
+
+def test_greedy_repeats_are_one_answer_and_not_many() -> None:
+    task = load_task("aime25", items=30)
+    given = [
+        s.model_copy(update={"request": s.request.model_copy(update={"temperature": 0.0})})
+        for s in samples([task], 8, right)
+    ]
+    decision = judge_samples(given, [task], JudgeSettings({"aime25": 0.02})).tasks["aime25"].decision
+    assert decision is not None
+    assert decision.upper == pytest.approx(np.log(20) / 30)
+    assert decision.outcome is Outcome.UNDECIDED
+
+
+def test_looks_before_the_end_use_less_of_the_error_rate() -> None:
+    task = load_task("aime25", items=30)
+    given = samples([task], 8, right)
+    last, early = (
+        judge_samples(given, [task], JudgeSettings({"aime25": 0.02}, looks=looks)).tasks["aime25"].decision
+        for looks in ((1.0,), (0.5,))
+    )
+    assert last is not None
+    assert early is not None
+    assert early.upper > last.upper
+
+
+@pytest.mark.parametrize("change", ["twice", "unknown item", "unknown arm", "unknown task"])
+def test_samples_that_cannot_be_this_comparisons_are_refused(change: str) -> None:
+    task = load_task("aime25", items=3)
+    given = samples([task], 1, right)
+    first = given[0]
+    strange = {
+        "twice": first,
+        "unknown item": first.model_copy(update={"request": first.request.model_copy(update={"item": "x"})}),
+        "unknown arm": first.model_copy(update={"arm": "third"}),
+        "unknown task": first.model_copy(update={"request": first.request.model_copy(update={"task": "x"})}),
+    }[change]
+    with pytest.raises(ValueError, match="twice" if change == "twice" else "none of this|tasks here"):
+        judge_samples([*given, strange], [task], JudgeSettings({"aime25": 0.02}))
+
+
+def test_a_lost_partner_makes_the_eval_invalid() -> None:
+    task = load_task("aime25", items=3)
+    result = judge_samples(samples([task], 1, right)[:-1], [task], JudgeSettings({"aime25": 0.9}))
+    assert "no partner" in result.tasks["aime25"].invalid[0]
+    assert result.outcome is Outcome.UNDECIDED
+
+
+def test_a_task_without_samples_is_undecided() -> None:
+    task = load_task("aime25", items=3)
+    result = judge_samples([], [task], JudgeSettings({"aime25": 0.02}))
+    assert result.tasks["aime25"].invalid == ["no question was answered by both arms"]
+    assert result.outcome is Outcome.UNDECIDED
