@@ -176,7 +176,7 @@ def _kda(
             )
         for rows in batch.sequences:
             parts.append(ops["kda_sequence"](proj=proj[rows.rows], slot=rows.slot, **arguments))
-        outputs.append(torch.cat(parts))
+        outputs.append(_joined(parts))
     return outputs
 
 
@@ -221,9 +221,14 @@ def _mla(
             "k_scale": k_scale,
             "kv_rank": config.kv_lora_rank,
         }
-        latent = torch.cat(list(_attend(ops, q, batch, shared)))
+        latent = _joined(list(_attend(ops, q, batch, shared)))
         outputs.append(ops["mla_value"](latent=latent, w_uv=w.w_uv, gate=gate))
     return outputs
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Rows behind rows; the most frequent step has one part, which is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _attend(ops: OpTable, q: Tensor, batch: Batch, shared: dict[str, Any]) -> Iterator[Tensor]:
