@@ -17,22 +17,28 @@ CAPABILITY = (9, 0)
 
 
 def implementation(device: torch.device) -> str:
-    """`kernels` where they are asked for and can run, on a CUDA device of capability 9.0 or more with Triton; else
-    `emulation`.
+    """`kernels` on a CUDA device of capability 9.0 or more with Triton, `emulation` elsewhere.
 
-    They are asked for by `DECODEGATE_KERNELS=1`, not by default: their GPU tests have not been green yet (docs/gpu.md).
+    `DECODEGATE_KERNELS=0` asks for the emulation there too.
+
     Never a silent choice: records and reports name it.
 
     Raises:
-        DeploymentError: kernels are asked for on a CUDA device that cannot run them.
+        DeploymentError: `DECODEGATE_KERNELS=1` asks for kernels on a CUDA device that cannot run them, or it says
+            something else.
     """
-    if device.type != "cuda" or os.environ.get("DECODEGATE_KERNELS", "0") != "1":
+    wanted = os.environ.get("DECODEGATE_KERNELS", "")
+    if wanted not in ("", "0", "1"):
+        raise DeploymentError(f"DECODEGATE_KERNELS is {wanted!r}, allowed are 0 (emulation) and 1 (kernels); unset it")
+    if device.type != "cuda" or wanted == "0":
         return EMULATION
     capability = torch.cuda.get_device_capability(device)
     if capability < CAPABILITY or not importlib.util.find_spec("triton"):
-        raise DeploymentError(
-            f"DECODEGATE_KERNELS=1 needs capability {CAPABILITY} and Triton, this device has {capability}; unset it"
-        )
+        if wanted == "1":
+            raise DeploymentError(
+                f"DECODEGATE_KERNELS=1 needs capability {CAPABILITY} and Triton, this device has {capability}; unset it"
+            )
+        return EMULATION
     return KERNELS
 
 

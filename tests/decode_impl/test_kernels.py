@@ -17,6 +17,7 @@ import pytest
 import torch
 from kernel_judgement import judge, outside
 
+from decode_impl.deployment import DeploymentError
 from decode_impl.ops import OpTable, call_on_case
 from decode_impl.specialized import emulation
 from decode_impl.specialized.implementation import EMULATION, implementation
@@ -95,6 +96,12 @@ def test_a_split_projection_leaves_its_arrival_counters_at_zero(kernels: OpTable
 
 def test_a_cpu_runs_the_emulation() -> None:
     assert implementation(torch.device("cpu")) == EMULATION
+
+
+def test_a_wish_for_kernels_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECODEGATE_KERNELS", "yes")
+    with pytest.raises(DeploymentError, match="DECODEGATE_KERNELS is 'yes', allowed are 0"):
+        implementation(torch.device("cpu"))
 
 
 def test_compiled_for_sm90_at_k3s_shard_sizes_no_kernel_spills() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from small_models import HandDriven, prompt_of
 from torch import Tensor
@@ -16,11 +15,6 @@ from decode_impl.runner import GENERIC, SPECIALIZED, ModelRunner
 from decode_impl.weights import shard_weights
 
 DRAFTS = 3
-
-
-@pytest.fixture(autouse=True)
-def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DECODEGATE_KERNELS", "1")
 
 
 def runner_of(graphs: bool) -> ModelRunner:

@@ -52,11 +52,12 @@ def run(op: str, case: Case) -> dict[str, Tensor]:
     return {name: moved(x, "cpu") for name, x in outputs.items()}
 
 
-def test_a_cuda_device_runs_the_kernels_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DECODEGATE_KERNELS", raising=False)
+def test_a_cuda_device_runs_the_kernels_unless_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wanted in ("", "1"):
+        monkeypatch.setenv("DECODEGATE_KERNELS", wanted)
+        assert implementation(torch.device("cuda")) == KERNELS
+    monkeypatch.setenv("DECODEGATE_KERNELS", "0")
     assert implementation(torch.device("cuda")) == EMULATION
-    monkeypatch.setenv("DECODEGATE_KERNELS", "1")
-    assert implementation(torch.device("cuda")) == KERNELS
 
 
 @pytest.mark.parametrize("rows", BATCH_BINS)
