@@ -145,9 +145,8 @@ def scrub(tree: Path, keep_ignored: bool) -> None:
     git(tree, "clean", "-ffdq" if keep_ignored else "-ffdxq")
 
 
-def check_out(tree: Path, commit: str, keep_ignored: bool) -> None:
-    """Bring a worktree of ours to a commit, without anything that an earlier run left."""
-    scrub(tree, keep_ignored)
+def check_out(tree: Path, commit: str) -> None:
+    """Bring a clean worktree of ours to a commit."""
     git(tree, "checkout", "--quiet", "--force", "--detach", commit)
 
 

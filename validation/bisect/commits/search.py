@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from validation.bisect.commits.bayes import Standing, standing
-from validation.bisect.commits.git import about, bisect, first_parents, git, parent, worktree
+from validation.bisect.commits.git import bisect, first_parents, git, parent, worktree
 from validation.bisect.commits.state import Answer, Method, Outcome, State, write_state
 from validation.bisect.commits.trial import run_trial
 from validation.errors import RunInterrupted, UsageError
@@ -75,7 +75,7 @@ class CommitSearch:
         trial = run_trial(self.state.question, self.folder, self._tree, commit, len(trials) + 1)
         self.state = self.state.model_copy(update={"trials": [*trials, trial]})
         write_state(self.folder, self.state)
-        self.told(f"run {len(self.state.trials)}: {about(self._repo, commit)[:100]}: {trial.outcome} ({trial.why})")
+        self.told(f"run {len(self.state.trials)}: {commit[:12]} {trial.outcome} ({trial.why})")
         return trial.outcome
 
     def _outcome(self, commit: str, time: int = 1) -> Outcome:

@@ -31,10 +31,10 @@ def run_trial(question: Question, folder: RunFolder, tree: Path, commit: str, nu
     log, evidence = folder.file("logs", f"{name}.txt"), folder.file("evidence", name)
     log.parent.mkdir(exist_ok=True)
     evidence.mkdir(parents=True, exist_ok=True)
-    check_out(tree, commit, question.keep_ignored)
+    check_out(tree, commit)
     began = time.monotonic()
     outcome, why = _judged(question, tree, log, evidence, number)
-    # `git bisect` checks the next commit out, and would not do so over changes.
+    # Nothing that a run leaves may reach the next commit, or keep git from checking it out.
     scrub(tree, question.keep_ignored)
     if not any(evidence.iterdir()):
         evidence.rmdir()
