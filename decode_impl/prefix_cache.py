@@ -33,6 +33,11 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def pages(self) -> frozenset[int]:
+        """Pages of which some cached prefix owns a share."""
+        return frozenset(page for entry in self._entries.values() for page in entry.pages)
+
     def longest(self, tokens: Sequence[int]) -> PrefixEntry | None:
         """The longest cached prefix that leaves at least one token of `tokens` to run."""
         boundary = (len(tokens) - 1) // self._block * self._block

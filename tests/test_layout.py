@@ -17,6 +17,7 @@ ALLOWED = {
     "evals": ("evals", "numerics"),
     "validation": PACKAGES,
     "validation/gates": ("validation", "evals", "numerics"),
+    "validation/fuzz": ("validation", "evals", "numerics"),
     "validation/reports": ("validation",),
 }
 """Folder -> prefixes of our modules that it may import. The longest folder that fits a file decides."""

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from validation.cli import bisecting, claiming, comparing, fitting, options, remembering, signing
+from validation.cli import bisecting, claiming, comparing, fitting, fuzzing, options, remembering, signing
 from validation.errors import RunInterrupted, UsageError, one_line
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
 from validation.version import version
@@ -230,6 +230,7 @@ def faults(as_markdown: options.MarkdownOption = False) -> int:
 
 signing.register(app)
 fitting.register(app)
+fuzzing.register(app)
 comparing.register(app)
 app.add_typer(claiming.app)
 app.add_typer(remembering.app)

@@ -16,6 +16,7 @@ from decode_impl.request import Request
 from decode_impl.runner import ModelRunner, StepResult
 from decode_impl.sampling import SamplingParams
 from numerics.formats import E4M3_NAN, e4m3_decode
+from validation.targets.builtin_ownership import CONTRACTS, misowned_slots, not_given_back
 from validation.targets.schedule import NO_DRAFTS, Abort, Played, Preempt, Run, Schedule, Submit, Trace
 
 ENGINE_PARTS: PartTable = {**PARTS, "engine": Engine}
@@ -57,6 +58,7 @@ class ScriptedDrafter:
     def __init__(self, player: _Player) -> None:
         self._player = player
         self._turns: Counter[str] = Counter()
+        self.right: dict[tuple[str, int], int] = {}
         self.cache = torch.zeros(0)
 
     def observe(self, taps: Any, positions: Tensor, indices: Tensor) -> None:
@@ -79,6 +81,7 @@ class ScriptedDrafter:
         if right == NO_DRAFTS or len(coming) <= count + 1:
             return [NO_DRAFTS] * count
         vocab = self._player.runner.weights.config.vocab_size
+        self.right[request.id, index] = right
         return [token if i < right else (token + 1) % vocab for i, token in enumerate(coming[:count])]
 
 
@@ -89,11 +92,12 @@ class _Player:
         self._order: list[str] = []
         self._rows: dict[str, dict[int, Tensor]] = {}
         self._caches: dict[tuple[str, str], dict[str, Tensor]] = {}
-        self._broken: Counter[str] = Counter({"null rows zero": 0, "unowned rows unchanged": 0})
+        self._broken: Counter[str] = Counter(dict.fromkeys(CONTRACTS, 0))
         self._sample = runner.parts["sample"]
         runner.parts = {**runner.parts, "sample": self._forced}
+        self._drafter = ScriptedDrafter(self)
         if schedule.drafts:
-            runner.drafter = ScriptedDrafter(self)  # type: ignore[assignment]
+            runner.drafter = self._drafter  # type: ignore[assignment]
         self._execute = runner.execute
         runner.execute = self._watched  # type: ignore[method-assign, assignment]
         self._engine: Engine = runner.parts["engine"](runner)
@@ -104,17 +108,31 @@ class _Player:
         for event in self._schedule.events:
             if isinstance(event, Submit):
                 self._submit(event)
-            elif isinstance(event, Preempt):
-                self._engine.preempt(event.request)
-            elif isinstance(event, Abort):
-                self._engine.abort(event.request)
-            else:
+            elif isinstance(event, Run):
                 self._run(event)
+            elif not self._passed_over(event):
+                (self._engine.preempt if isinstance(event, Preempt) else self._engine.abort)(event.request)
+        self._broken["drafts accepted as scripted"] += self._unscripted()
+        if not self._engine.unfinished:
+            self._broken.update(not_given_back(self._engine))
         return Played({name: self._trace(name) for name in self._order}, dict(self._broken))
 
     def requests(self) -> Iterator[Request]:
         """All requests so far."""
         return (self._engine.request(name) for name in self._order)
+
+    def _passed_over(self, event: Preempt | Abort) -> bool:
+        request = self._engine.request(event.request)
+        missing = not request.running if isinstance(event, Preempt) else bool(request.finish)
+        return self._schedule.lenient and missing
+
+    def _unscripted(self) -> int:
+        """Verify steps that accepted another number of drafts than the script has right ones among them."""
+        return sum(
+            accepted != min(drafts, self._drafter.right.get((request.id, place), -1))
+            for request in self.requests()
+            for place, drafts, accepted in request.verify_steps
+        )
 
     def _submit(self, submit: Submit) -> None:
         self.submitted[submit.request] = submit
@@ -128,6 +146,7 @@ class _Player:
         for _ in range(_LONGEST if run.steps is None else run.steps):
             if self._engine.step() is None:
                 return
+            self._broken["slots of one owner"] += misowned_slots(self._engine, list(self.requests()))
             for request in list(self.requests()):
                 self._look_at(request)
         if run.steps is None:
@@ -164,15 +183,14 @@ class _Player:
             self._caches.get((name, "prompt"), {}),
             self._caches.get((name, "end"), {}),
             self._engine.request(name).error,
+            tuple(self._engine.request(name).output),
         )
 
     def _pools(self) -> list[Tensor]:
-        """Every cache as bytes, [rows, bytes]: a row is a slot, or a position of the latent cache."""
+        """Every cache as words, [rows, words]: a row is a slot, or a position of the latent cache."""
         states, latents = self.runner.states, self.runner.latents
         slots = [pool.flatten(1) for pool in (*states.conv.values(), *states.state.values())]
-        return [
-            pool.view(torch.uint8) for pool in (*slots, *(cache.flatten(0, 1) for cache in latents.layers.values()))
-        ]
+        return [_words(pool) for pool in (*slots, *(cache.flatten(0, 1) for cache in latents.layers.values()))]
 
     def _poison(self) -> None:
         states, latents = self.runner.states, self.runner.latents
@@ -186,6 +204,8 @@ class _Player:
         before = [pool.clone() for pool in pools]
         result = self._execute(chunks, all_logits)
         for pool, old, owned in zip(pools, before, self._owned(chunks), strict=True):
+            if torch.equal(pool, old):
+                continue
             differs = pool != old
             differs[owned] = False
             self._broken["unowned rows unchanged"] += int(differs.sum())
@@ -209,7 +229,9 @@ class _Player:
 
 
 def _words(rows: Tensor) -> Tensor:
-    """Bits of a 2-D tensor as integers, as wide as its rows allow."""
+    """Bits of a 2-D tensor as integers, as wide as its rows allow; a rank without heads has none."""
+    if not rows.numel():
+        return rows
     size = rows.shape[1] * rows.element_size()
     return rows.view(next(word for width, word in _WORDS if size % width == 0))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from evals.samples import Request, Sample
-from validation.targets.base import ArmConfig
+from validation.targets.base import ArmConfig, Target
 
 ForcedWork = tuple[Sequence[Sequence[int]], int]
 """The arguments of one `Arm.forced_decode`: sequences and prompt length."""
@@ -32,6 +32,15 @@ class Foreseeing(Protocol):
 
     def expect(self, work: Sequence[ForcedWork]) -> None:
         """These decodes will be asked for."""
+        ...
+
+
+@runtime_checkable
+class Miniature(Protocol):
+    """A target whose engine can also run a model of next to no size, for the thousands of steps of a fuzzer."""
+
+    def miniature(self) -> Target:
+        """The same engine over that model; always the same one."""
         ...
 
 

@@ -53,7 +53,8 @@ Event = Submit | Run | Preempt | Abort
 class Schedule:
     """Events in order, on an engine with these options. Sequences of an engine start with empty caches.
 
-    `poisoned` fills every slot and page that a request can own with NaN first.
+    `poisoned` fills every slot and page that a request can own with NaN first. `lenient`: a Preempt or an Abort that
+    comes when its request does not run, or has ended, is passed over; otherwise the engine refuses it.
     """
 
     events: tuple[Event, ...]
@@ -64,6 +65,7 @@ class Schedule:
     prefix_snapshots: int = 0
     drafts: int = 0
     poisoned: bool = False
+    lenient: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,20 +74,24 @@ class Trace:
 
     `after_prompt` and `at_end` are the request's caches when its first token is due and when its last one is, by the
     names of `ForcedDecode.state`; empty where it did not come so far. `error` is the engine's, if it ended in one.
+    `tokens` is what the engine committed for the request, which may be one more than was given.
     """
 
     logits: Tensor
     after_prompt: Mapping[str, Tensor] = field(default_factory=dict)
     at_end: Mapping[str, Tensor] = field(default_factory=dict)
     error: str = ""
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Played:
-    """A played schedule: traces by request, and words of the caches that changed although they must not.
+    """A played schedule: traces by request, and how often each contract was broken.
 
-    `broken` counts by contract: words outside the step's own slots and positions, and words of null slots and the null
-    page that are not zero.
+    `broken` counts by contract: words of the caches outside the step's own slots and positions that changed; words of
+    null slots and the null page that are not zero; slots with two owners, or out of range; slots and pages that nobody
+    owns at the end and that were not given back, or were given back twice; verify steps that did not accept as many
+    drafts as are right.
     """
 
     traces: Mapping[str, Trace]

@@ -1,0 +1,102 @@
+"""What must hold of a played case, however it is composed; a breach is one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from numerics.logits import centred_logit_rms
+from validation.fuzz.case import Arrive, Case, Take
+from validation.fuzz.solo import Caches, Reference, Solo, distance
+from validation.gates.parity_judge import CACHE_MULTIPLE, FLIP_SIGMAS
+from validation.gates.parity_measure import STATE_KINDS
+from validation.gates.parity_schedule_judge import CACHE_RESOLUTION, SCHEDULE_MULTIPLE, TOKEN_MULTIPLE
+from validation.targets.schedule import Played, Trace
+
+
+def breaches(case: Case, played: Played, reference: Reference) -> Iterator[str]:
+    """Contracts of the caches, and of every request its tokens, its logits and its caches against its solo run.
+
+    The allowances are those of the parity gate's schedules; the noise is that of all texts, the largest there is.
+    """
+    for contract, count in played.broken.items():
+        if count:
+            yield f"contract '{contract}' is broken {count} times, 0 are allowed"
+    abortable = any(isinstance(one, Take) and one.how == "abort" for one in case.operations)
+    for number, arrival in enumerate(case.arrivals()):
+        name = f"r{number}"
+        for message in _request(arrival, played.traces[name], reference, abortable):
+            yield f"request {name} (text {arrival.text}, prompt {arrival.prompt}): {message}"
+
+
+def _request(arrival: Arrive, trace: Trace, reference: Reference, abortable: bool) -> Iterator[str]:
+    text, solo = reference.texts[arrival.text], reference.solos[arrival.text]
+    given = tuple(text[arrival.prompt : arrival.prompt + arrival.tokens])
+    own = trace.tokens[: len(given)]
+    rows = len(trace.logits)
+    if trace.error:
+        yield f"ended in an error: {trace.error}"
+    elif rows < len(given) and not abortable:
+        yield f"{len(given) - rows} of {len(given)} tokens were never predicted"
+    elif own != given[: len(own)]:
+        wrong = next(i for i, pair in enumerate(zip(own, given, strict=False)) if pair[0] != pair[1])
+        yield f"token {wrong} is {own[wrong]}, its text has {given[wrong]}{_whose(own[wrong], arrival, reference)}"
+    elif rows:
+        yield from _text(trace.logits, solo.logits[arrival.prompt - 1 :][:rows], arrival, reference)
+        yield from _caches(arrival, trace, solo, reference)
+
+
+def _whose(token: int, arrival: Arrive, reference: Reference) -> str:
+    owners = [i for i, text in enumerate(reference.texts) if token in text and i != arrival.text]
+    return f", a word of text {owners[0]}" if owners else ""
+
+
+def _text(logits: Tensor, solo: Tensor, arrival: Arrive, reference: Reference) -> Iterator[str]:
+    """Greedy text equal but for ties, every row of logits within the noise; the first place that is not is named."""
+    differences = centred_logit_rms(solo, logits).tolist()
+    margin = FLIP_SIGMAS * CACHE_MULTIPLE * reference.logit_floor
+    allowed = TOKEN_MULTIPLE * reference.logit_floor
+    chosen, best = logits.argmax(-1).tolist(), solo.argmax(-1).tolist()
+    for i, difference in enumerate(differences):
+        lead = float(solo[i, best[i]] - solo[i, chosen[i]])
+        if lead > margin:
+            yield f"greedy token {i} is {chosen[i]}, alone {best[i]} by {lead:.3g} logits (a tie is {margin:.3g})"
+            return
+        if not difference <= allowed:
+            whose = _belongs(logits[i], arrival, i, allowed, reference.solos)
+            bound = f"allowed {allowed:.3g}"
+            yield f"logits of token {i} differ from the solo run's by {difference:.3g} (RMS), {bound}{whose}"
+            return
+
+
+def _belongs(row: Tensor, arrival: Arrive, token: int, allowed: float, solos: Sequence[Solo]) -> str:
+    """Whose row of logits this is, if it is another place's."""
+    for text, solo in enumerate(solos):
+        distances = centred_logit_rms(solo.logits, row.expand_as(solo.logits))
+        place = int(distances.nan_to_num(math.inf).argmin())
+        if float(distances[place]) <= allowed and (text, place) != (arrival.text, arrival.prompt - 1 + token):
+            return f"; they are those of text {text} after {place + 1} tokens"
+    return ""
+
+
+def _caches(arrival: Arrive, trace: Trace, solo: Solo, reference: Reference) -> Iterator[str]:
+    """The first kind of cache that is out of bounds, after the prompt or when the last given token is due."""
+    lengths = arrival.prompt, arrival.prompt + arrival.tokens - 1
+    for when, length, seen in zip(
+        ("after the prompt", "at the end"), lengths, (trace.after_prompt, trace.at_end), strict=True
+    ):
+        for kind in STATE_KINDS if seen else ():
+            difference = _nearest(seen, solo, length, kind)
+            allowed = SCHEDULE_MULTIPLE * reference.cache_floor[kind] + CACHE_RESOLUTION
+            if not difference <= allowed:
+                yield f"{kind} cache {when} differs by {difference:.3g} (relative RMS), allowed {allowed:.3g}"
+                return
+
+
+def _nearest(seen: Caches, solo: Solo, length: int, kind: str) -> float:
+    """Distance of a cache from the solo run's. A verify step may end a few tokens past the last given one."""
+    rows = next((c.shape[0] for name, c in seen.items() if name.endswith(".latent")), length)
+    exact = solo.caches.get(rows if rows >= length else length)
+    return distance(exact, seen, kind) if exact else math.inf

@@ -1,0 +1,62 @@
+"""Playing cases on a target's candidate, each on an engine and caches of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from validation.errors import describe
+from validation.fuzz.case import Case
+from validation.fuzz.judge import breaches
+from validation.fuzz.solo import Reference, fuzz_config, reference
+from validation.fuzz.texts import TEXT_LENGTH, TEXTS, alike, random_texts
+from validation.gates.parity_measure import windows
+from validation.targets.base import ArmConfig, Capability, Target, TargetError
+from validation.targets.optional import Miniature
+
+
+@dataclass
+class Trial:
+    """A target, its candidate, and what its requests see alone. `steps` counts the engine's steps so far, by path."""
+
+    target: Target
+    candidate: ArmConfig
+    reference: Reference
+    steps: Counter[str] = field(default_factory=Counter)
+
+    def findings(self, case: Case) -> list[str]:
+        """Every breach of the case; none where it is kept."""
+        arm = self.target.open(self.candidate)
+        try:
+            played = arm.generate(case.schedule(self.reference.texts))
+        except TargetError:
+            raise
+        except Exception as error:
+            # An engine that a schedule brings down is a wrong engine, not a broken fuzzer.
+            return [f"the engine raised {describe(error)}"]
+        finally:
+            self.steps.update(arm.counters().steps)
+        return list(breaches(case, played, self.reference))
+
+
+def prepare(target: Target, baseline: ArmConfig, candidate: ArmConfig, small: bool, seed: int) -> Trial:
+    """A trial on the target's miniature where `small`, and on the target itself with real text otherwise.
+
+    Raises:
+        ValueError: the target cannot play schedules, or has no miniature.
+    """
+    lacking = {Capability.SCHEDULE, Capability.TEACHER_FORCED} - target.capabilities
+    if lacking:
+        raise ValueError(f"target {target.name!r} cannot {' or '.join(sorted(lacking))}; there is nothing to fuzz")
+    if small:
+        if not isinstance(target, Miniature):
+            raise ValueError(f"target {target.name!r} has no miniature; fuzz the model itself")
+        target = target.miniature()
+        texts = random_texts(target.dims()["vocab_size"], TEXTS_SEED)
+    else:
+        texts = alike(windows(target, TEXTS, TEXT_LENGTH, seed))
+    return Trial(target, fuzz_config(candidate), reference(target, fuzz_config(baseline), texts))
+
+
+TEXTS_SEED = 1
+"""The miniature's texts are always the same, so that a case that failed fails again from its file alone."""
