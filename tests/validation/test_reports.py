@@ -232,11 +232,11 @@ def test_markdown_fits_a_comment_and_says_that_it_was_cut(record: RunRecord) -> 
 
 def test_workflow_commands_cannot_be_forged(record: RunRecord) -> None:
     lines = github.workflow_commands(hostile_record(record))
-    assert 1 <= len(lines) <= 10
+    assert 2 <= len(lines) <= 2 * github.MOST + 1
     for line in lines:
         assert "\n" not in line
         assert "\r" not in line
-        assert re.match(r"::(error|warning) title=[^:,\x00-\x1f]*::", line)
+        assert re.match(r"::(error|warning|notice) title=[^:,\x00-\x1f]*::", line)
 
 
 def test_the_github_format_writes_annotations_and_the_summary_page(
@@ -246,7 +246,33 @@ def test_the_github_format_writes_annotations_and_the_summary_page(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
     assert decodegate.run("--fault", "toy.column", "--format", "github") == 1
     assert "\n::error title=decodegate error FAIL%3A projection::error is" in decodegate.out
+    assert "\n::notice title=decodegate FAIL::" in decodegate.out
     assert page.read_text() == (decodegate.newest().path / "summary.md").read_text()
+
+
+def test_what_a_run_prints_cannot_act_as_a_workflow_command(decodegate: CommandLine) -> None:
+    assert decodegate.run("--format", "github") == 0
+    first, *rest = decodegate.out.splitlines()
+    stopped = re.fullmatch("::stop-commands::([0-9a-f]{32})", first)
+    assert stopped
+    resumed = rest.index(f"::{stopped[1]}::")
+    assert any("report: " in line for line in rest[:resumed])
+    assert [line.split("::")[1].split()[0] for line in rest[resumed + 1 :]] == ["notice"]
+
+
+def test_more_annotations_than_github_shows_end_with_their_number(record: RunRecord) -> None:
+    many = [{"component": "op", "message": str(i), "unit": ""} for i in range(25)]
+    lines = github.workflow_commands(with_gate(record, findings=many))
+    errors = [line for line in lines if line.startswith("::error")]
+    costly = len(record.stable.gates[1].findings)
+    assert len(errors) == github.MOST
+    assert f"{25 + costly - (github.MOST - 1)} more of this kind" in errors[-1]
+
+
+def test_wrong_input_is_an_annotation_too(decodegate: CommandLine) -> None:
+    assert decodegate.run("--gate", "nonsense", "--format", "github") == 2
+    assert "\n::error title=decodegate%3A nothing was judged::no gate is called 'nonsense'" in decodegate.out
+    assert "no gate is called" in decodegate.err
 
 
 def test_a_report_can_be_written_again_from_the_record_alone(decodegate: CommandLine) -> None:

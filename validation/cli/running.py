@@ -57,6 +57,24 @@ def judge(options: RunOptions) -> int:
         UsageError: something in the options cannot be.
         RunInterrupted: the run was stopped and can be resumed.
     """
+    try:
+        with github.no_commands(options.github):
+            record = _judged(options)
+    except UsageError as error:
+        if options.github:
+            print(github.command("error", "decodegate: nothing was judged", str(error)))
+        raise
+    if options.github:
+        for line in github.workflow_commands(record):
+            print(line)
+        github.publish_summary(markdown.render(record))
+    if record.run.exit_code is None:
+        raise RuntimeError("the runner returned an unfinished record")
+    return record.run.exit_code
+
+
+def _judged(options: RunOptions) -> RunRecord:
+    """Run, write the reports and show the end of it."""
     earlier = None if options.resume is None else RunFolder.find(options.out, options.resume).read_record()
     request = _request(options, earlier)
     threads = options.threads
@@ -80,13 +98,7 @@ def judge(options: RunOptions) -> int:
         )
     page = write_reports(folder, record)
     terminal.show(record, page, console)
-    if options.github:
-        for line in github.workflow_commands(record):
-            print(line)
-        github.publish_summary(markdown.render(record))
-    if record.run.exit_code is None:
-        raise RuntimeError("the runner returned an unfinished record")
-    return record.run.exit_code
+    return record
 
 
 def render_again(run: str, out: Path) -> None:

@@ -1,0 +1,120 @@
+"""The CI files in examples/ are valid, and every command in them is one that the command line takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from validation.cli.app import app
+from validation.profile import profile_names
+from validation.signoff.policy import load_policy
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "ci"
+GITHUB = sorted((FOLDER / "github").glob("*.yml"))
+GITLAB = sorted((FOLDER / "gitlab").glob("*.yml"))
+
+
+def content(path: Path) -> dict[Any, Any]:
+    found = yaml.safe_load(path.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def scripts(value: Any) -> Iterator[str]:
+    """Every shell line in a file: `run` of GitHub's steps, `script` and its like of GitLab's jobs."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in ("run", "script", "before_script", "after_script"):
+                for text in item if isinstance(item, list) else [item]:
+                    yield from text.splitlines()
+            else:
+                yield from scripts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from scripts(item)
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The words of every decodegate command in a file."""
+    lines = (line.strip() for line in scripts(content(path)))
+    return [shlex.split(line) for line in lines if line.startswith("decodegate ")]
+
+
+def parse(words: list[str]) -> None:
+    """Let the command line parse the words without running anything; a wrong option raises."""
+    command: Any = typer.main.get_command(app)
+    context, rest = None, words[1:]
+    name = words[0]
+    while True:
+        context = command.make_context(name, list(rest), parent=context)
+        if not hasattr(command, "resolve_command"):
+            return
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+
+
+@pytest.mark.parametrize("path", [*GITHUB, *GITLAB], ids=lambda path: path.name)
+def test_every_command_is_one_that_the_command_line_takes(path: Path) -> None:
+    found = commands(path)
+    assert found
+    for words in found:
+        parse(words)
+        if "--profile" in words:
+            assert words[words.index("--profile") + 1] in profile_names()
+
+
+@pytest.mark.parametrize("wrong", ["decodegate run --profil smoke", "decodegate judge", "decodegate signoff runs/x"])
+def test_a_wrong_command_would_be_seen(wrong: str) -> None:
+    with pytest.raises(Exception, match=r"No such|Missing") as caught:
+        parse(shlex.split(wrong))
+    assert not isinstance(caught.value, AssertionError)
+
+
+def test_there_is_a_premerge_and_a_nightly_file_for_both() -> None:
+    github = {word for path in GITHUB for words in commands(path) for word in words}
+    gitlab = {word for path in GITLAB for words in commands(path) for word in words}
+    assert {"premerge", "nightly"} <= github & gitlab
+
+
+@pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)
+def test_github_files_have_what_a_workflow_needs(path: Path) -> None:
+    workflow = content(path)
+    # YAML 1.1 reads the key `on` as true.
+    assert workflow["name"]
+    assert workflow[True]
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert {"runs-on", "timeout-minutes", "steps"} <= job.keys()
+        assert job["steps"][-1]["if"] == "always()", "evidence is kept whatever the verdict"
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step)
+            assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/x@v1"))
+
+
+@pytest.mark.parametrize("path", GITLAB, ids=lambda path: path.name)
+def test_gitlab_files_show_junit_in_every_job(path: Path) -> None:
+    jobs = content(path)
+    template = jobs.pop(".decodegate")
+    for job in jobs.values():
+        assert job["extends"] == ".decodegate"
+        artifacts = job.get("artifacts", template["artifacts"])
+        assert artifacts["reports"]["junit"] == "runs/*/junit.xml"
+        assert artifacts["when"] == "always"
+        assert job["rules"]
+
+
+def test_secrets_are_never_on_a_command_line() -> None:
+    for path in (*GITHUB, *GITLAB):
+        assert not any("secrets." in line for line in scripts(content(path)))
+
+
+def test_the_policy_beside_them_is_valid() -> None:
+    policy = load_policy(FOLDER / "policy.toml")
+    assert policy.profiles == ["nightly"]
