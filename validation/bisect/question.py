@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -96,8 +97,9 @@ class ParityQuestion:
         return self._gate.arms(self._context(self.candidate))
 
     def sequences(self, count: int) -> list[list[int]]:
-        """`count` windows of held-out text of the cell's length."""
-        return windows(self.target, count, self.cell.prompt + self.cell.decode, self.seed)
+        """`count` windows of held-out text of the cell's length, as the parity gate draws them."""
+        seed = self.seed * 2**32 + zlib.crc32(self.cell.name.encode())
+        return windows(self._remembering, count, self.cell.prompt + self.cell.decode, seed)
 
     def ask(self, substitutions: Sequence[Place] = ()) -> GateResult:
         """The gate's judgement on the candidate with the baseline's ops at these places."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from validation.cli import options
+from validation.cli.bisecting_commits import commits
+
+if TYPE_CHECKING:
+    from validation.cli.bisect_inside import InsideOptions
 
 app = typer.Typer(
     name="bisect",
@@ -16,6 +19,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
+
+app.command()(commits)
 
 _WHAT = "What is measured"
 
@@ -79,137 +84,87 @@ def kernels(
     0 healthy, nothing to bisect; 1 it fails, and the ops are named; 2 wrong usage or bad input;
     3 it is not shown to fail, or no op carries the failure, or the runs were spent; 4 error of the machinery
     """
-    from validation.bisect.question import Cell
     from validation.cli import bisect_inside as inside
 
     if replay is not None:
         return inside.replay_kernels(replay, threads)
-    chosen = inside.InsideOptions(
-        profile=profile,
-        model=model,
-        faults=tuple(dict.fromkeys(fault or ())),
-        cell=Cell(cell, sequences, prompt, decode),
-        seed=seed or 0,
-        threads=threads,
-        out=out,
-    )
+    chosen = _inside(profile, model, fault, cell, (sequences, prompt, decode), seed, threads, out)
     return inside.bisect_kernels(chosen, most_runs)
 
 
-class MethodName(StrEnum):
-    """How commits are chosen."""
+def _inside(
+    profile: str | None,
+    model: Path | None,
+    fault: list[str] | None,
+    cell: str,
+    lengths: tuple[int, int, int],
+    seed: int | None,
+    threads: int | None,
+    out: Path,
+) -> InsideOptions:
+    from validation.bisect.question import Cell
+    from validation.cli.bisect_inside import InsideOptions
 
-    AUTO = "auto"
-    PLAIN = "plain"
-    BAYES = "bayes"
-
-
-_COMMITS, _RUNS = "Which commits", "How they are judged"
+    faults = tuple(dict.fromkeys(fault or ()))
+    return InsideOptions(profile, model, faults, Cell(cell, *lengths), seed or 0, threads, out)
 
 
 @app.command()
-def commits(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND | GATE OPTIONS", help="What judges a commit.")
-    ] = None,
-    good: Annotated[
-        str | None, typer.Option("--good", metavar="COMMIT", help="It passes.", rich_help_panel=_COMMITS)
-    ] = None,
-    bad: Annotated[
-        str | None, typer.Option("--bad", metavar="COMMIT", help="It fails.", rich_help_panel=_COMMITS)
-    ] = None,
-    repo: Annotated[
-        Path, typer.Option("--repo", metavar="PATH", help="A git repository.", rich_help_panel=_COMMITS)
-    ] = Path("."),
-    method: Annotated[
-        MethodName,
-        typer.Option(
-            "--method",
-            help="plain: git bisect. bayes: for noisy verdicts. auto: bayes where a noisy gate is named.",
-            rich_help_panel=_RUNS,
-        ),
-    ] = MethodName.AUTO,
-    build: Annotated[
-        str | None,
-        typer.Option(
-            "--build",
-            metavar="COMMAND",
-            help="Builds a commit before it is judged; split into words, run without a shell. Fails: skipped.",
-            rich_help_panel=_RUNS,
-        ),
-    ] = None,
-    keep_ignored: Annotated[
-        bool,
-        typer.Option(
-            "--keep-ignored", help="Leave ignored files (build outputs) from commit to commit.", rich_help_panel=_RUNS
-        ),
-    ] = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout", min=0.001, metavar="SECONDS", help="A longer run is inconclusive.", rich_help_panel=_RUNS
-        ),
-    ] = None,
-    posterior: Annotated[
-        float,
-        typer.Option(
-            "--posterior", min=0.501, max=0.999999, metavar="P", help="bayes: stop there.", rich_help_panel=_RUNS
-        ),
-    ] = 0.99,
-    wrong: Annotated[
-        float | None,
-        typer.Option(
-            "--wrong",
-            min=0,
-            max=0.49,
-            metavar="SHARE",
-            help="bayes: share of wrong verdicts, if known. Default: about a quarter, and learnt.",
-            rich_help_panel=_RUNS,
-        ),
-    ] = None,
-    most_runs: Annotated[
-        int, typer.Option("--most-runs", min=2, metavar="N", help="Stop after so many.", rich_help_panel=_RUNS)
-    ] = 400,
-    resume: Annotated[
-        str | None,
-        typer.Option("--resume", metavar="ID", help="Go on with an earlier one.", rich_help_panel=_RUNS),
-    ] = None,
+def layers(
+    profile: options.ProfileOption = None,
+    model: options.ModelOption = None,
+    fault: LayerFaultOption = None,
+    cell: CellOption = "fp8-tp1-b8",
+    sequences: SequencesOption = 8,
+    prompt: PromptOption = 32,
+    decode: DecodeOption = 12,
+    seed: options.SeedOption = None,
+    threads: options.ThreadsOption = None,
     out: options.OutOption = Path("runs"),
 ) -> int:
-    """Find the commit that broke it, in a worktree of its own: your tree, index and refs are never touched.
-
-    The command's exit code judges, as for git bisect run: 0 good, 125 to 127 cannot be judged, 128 and above stop,
-    all others bad.
+    """Find the first layer in which the candidate's added error leaves the noise floor, and keep the tensors there.
 
     [bold]Examples[/bold]
 
-    decodegate bisect commits --good v1.0 --bad HEAD -- --profile smoke --gate parity
-    decodegate bisect commits --good v1.0 --bad HEAD -- --gate stability         noisy: Bayesian
-    decodegate bisect commits --good A --bad B --repo ../vllm --build "uv pip install -e ." -- ./judge.sh
-    decodegate bisect commits --resume 20260102-030405-abcdef                    after a kill, too
+    decodegate bisect layers                                      the embedded model; healthy
+    decodegate bisect layers --fault moe-nibbles-swapped@6        broken on purpose, to see it found
+    decodegate bisect layers --cell fp8-tp8-b4 --model ckpt       the cell that the parity gate named
 
     [bold]Exit codes[/bold]
 
-    0 nothing to bisect: --bad passes; 1 the commit is found; 2 wrong usage, or the command said stop;
-    3 inconclusive: --good fails, only commits are left that cannot be judged, the runs were spent;
-    4 error of the machinery; 130 interrupted
+    0 all of it stays within the floor; 1 the place is named; 2 wrong usage or bad input; 3 neither is shown; 4 error
     """
-    from validation.cli.bisect_commits import CommitOptions, bisect_commits
+    from validation.cli.bisect_places import bisect_places
 
-    return bisect_commits(
-        CommitOptions(
-            good=good,
-            bad=bad,
-            repo=repo,
-            words=tuple(command or ()),
-            method=method.value,
-            build=build,
-            keep_ignored=keep_ignored,
-            timeout=timeout,
-            posterior=posterior,
-            wrong=wrong,
-            most_runs=most_runs,
-            resume=resume,
-            out=out,
-        )
-    )
+    lengths = (sequences, prompt, decode)
+    return bisect_places(_inside(profile, model, fault, cell, lengths, seed, threads, out), "layers")
+
+
+@app.command()
+def tokens(
+    profile: options.ProfileOption = None,
+    model: options.ModelOption = None,
+    fault: LayerFaultOption = None,
+    cell: CellOption = "fp8-tp1-b8",
+    sequences: SequencesOption = 8,
+    prompt: PromptOption = 32,
+    decode: DecodeOption = 12,
+    seed: options.SeedOption = None,
+    threads: options.ThreadsOption = None,
+    out: options.OutOption = Path("runs"),
+) -> int:
+    """Find the first token at which the candidate's added error leaves the noise floor, and keep the tensors there.
+
+    [bold]Examples[/bold]
+
+    decodegate bisect tokens                                      the embedded model; healthy
+    decodegate bisect tokens --fault kda-conv-not-written@2       broken on purpose, to see it found
+
+    [bold]Exit codes[/bold]
+
+    0 all of it stays within the floor; 1 the place is named; 2 wrong usage or bad input; 3 neither is shown; 4 error
+    """
+    from validation.cli.bisect_places import bisect_places
+
+    lengths = (sequences, prompt, decode)
+    return bisect_places(_inside(profile, model, fault, cell, lengths, seed, threads, out), "tokens")

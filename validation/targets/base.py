@@ -68,8 +68,9 @@ class ForcedStep:
     """Logits of one teacher-forced decode step: row i belongs to sequence `sequences[i]`.
 
     `logits` is f32 [n, V]; row i predicts token `positions[i] + 1` of its sequence. `path` names the path that ran.
-    `boundaries` has, where the arm's configuration asks for them, the hidden states between layers, f32 [n, H] each,
-    in the order in which they were computed.
+    `boundaries` has, where the arm's configuration asks for them, the hidden states inside and between layers, joined
+    over ranks, f32 [n, H] each, in the order in which they were computed: `layer.<i>.attention_in` (the mix in front of
+    attention), `layer.<i>.mlp_in` (the mix behind it), `layer.<i>.mlp_out`, and `head.in` behind the last layer.
     """
 
     logits: Tensor

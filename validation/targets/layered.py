@@ -110,9 +110,3 @@ class Layers:
             return result
 
         return op_that_notes
-
-
-def boundary_names(layers: int) -> list[str]:
-    """All boundaries of a step in the order in which they are computed, with the logits behind them."""
-    parts = ("attention_in", "mlp_in", "mlp_out")
-    return [f"layer.{layer}.{part}" for layer in range(layers) for part in parts] + ["head.in", "head.logits"]
