@@ -1,10 +1,13 @@
-"""How often a clean candidate is called wrong: numerics and parity on many seeds, none of which may turn red.
+"""How often a clean candidate is called wrong: a premerge run in small on many seeds, none of which may turn red.
 
-A small but honest profile (every op, every input family in turn, batches of 1 to 64 rows, verify steps, captured
-activations; parity with both cache formats) is judged once per seed. Results go to one JSON line per seed, so a run
-that is stopped goes on where it was. With 0 red of N seeds the rate of false alarms is below 3/N at 95 % confidence.
+A small but honest part of the premerge profile is judged once per seed: every op at one batch bin with families in
+turn, over shapes at another bin, and a probe (the grid of small attentions among them); parity of one cell and two of
+its schedules of requests; long answers. Any seven seeds see all bins, any six all probes and schedules, any dozen all
+families. `--gates` leaves parts out. Results go to one JSON line per seed, so a run that is stopped goes on where it
+was. With 0 red of N seeds the rate of false alarms is below 3/N at 95 % confidence.
 
-    python benchmarks/false_alarms.py [--seeds 200] [--first 0] [--workers 2] [--out runs/false_alarms.jsonl]
+    python -m benchmarks.false_alarms [--seeds 200] [--first 0] [--workers 2] [--out runs/false_alarms.jsonl]
+        [--gates numerics parity schedules stability]
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,22 +24,33 @@ from typing import Any
 import torch
 
 from validation.gates.base import Context
+from validation.gates.numerics_probes import PROBES
+from validation.gates.parity_schedules import SCENARIOS
 from validation.gates.registry import load_gate
 from validation.targets.base import ArmConfig
 from validation.targets.builtin import BuiltinTarget
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-PARITY: dict[str, Any] = {
-    "prompt_length": 24,
-    "decode_length": 8,
-    "min_sequences": 8,
-    "schedules": [],
-    "cells": [{"kv_cache_dtype": "fp8", "tensor_parallel": [1], "batches": [8]}],
+RED = {"FAIL", "ERROR"}
+PARTS = ("numerics", "parity", "schedules", "stability")
+"""What a seed can be judged on; `schedules` are the parity gate's, judged with its cell."""
+
+CELL: dict[str, Any] = {"tensor_parallel": [1], "batches": [8]}
+STABILITY: dict[str, Any] = {
+    "chains": 2,
+    "chain_tokens": 40,
+    "texts": 3,
+    "text_tokens": 16,
+    "drift_sequences": 2,
+    "drift_tokens": 32,
+    "batch": 4,
+    "drafts": 7,
+    "kv_cache_dtype": "fp8",
 }
 
 
 def numerics_settings(seed: int) -> dict[str, Any]:
-    """Every op at one row count, with two families: any seven seeds cover all batch bins, any dozen all families."""
+    """Every op at one row count, with a few families, and over shapes at another."""
     return {
         "rows": [ROWS[seed % len(ROWS)]],
         "sequence_rows": [1 + 8 * (seed % 5)],
@@ -44,10 +58,31 @@ def numerics_settings(seed: int) -> dict[str, Any]:
         "verify_widths": [2 + seed % 7],
         "shard_rows": [1],
         "shards": [("narrow_8", "narrow_16")[seed // 10 % 2]] if seed % 10 == 0 else [],
+        "shape_rows": [ROWS[(seed + 3) % len(ROWS)]],
         "seeds": 1,
         "families": "in turn",
-        "probes": [("cast", "coverage", "limits", "drift", "captured")[seed % 5]] if seed % 2 else [],
+        "probes": [tuple(PROBES)[seed % len(PROBES)]],
     }
+
+
+def parity_settings(seed: int, schedules: bool) -> dict[str, Any]:
+    """One cell, its cache format in turn, and two of the schedules where asked for."""
+    names = tuple(SCENARIOS)
+    return {
+        "prompt_length": 24,
+        "decode_length": 8,
+        "min_sequences": 8,
+        "schedules": [names[(2 * seed + i) % len(names)] for i in (0, 1)] if schedules else [],
+        "cells": [{"kv_cache_dtype": ("fp8", "bf16")[seed % 2], **CELL}],
+    }
+
+
+def settings_of(seed: int, parts: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Settings by gate."""
+    settings = {"numerics": numerics_settings(seed)} if "numerics" in parts else {}
+    if "parity" in parts or "schedules" in parts:
+        settings["parity"] = parity_settings(seed, "schedules" in parts)
+    return settings | ({"stability": STABILITY} if "stability" in parts else {})
 
 
 @cache
@@ -57,10 +92,11 @@ def target() -> BuiltinTarget:
     return BuiltinTarget.load(None)
 
 
-def judge(seed: int) -> dict[str, Any]:
-    """Verdicts and findings of both gates for one seed."""
-    start, result = time.perf_counter(), {"seed": seed, "verdicts": {}, "findings": [], "cases": 0}
-    for name, settings in (("numerics", numerics_settings(seed)), ("parity", PARITY)):
+def judge(seed: int, parts: Collection[str] = PARTS) -> dict[str, Any]:
+    """Verdicts, findings and core seconds of every gate for one seed."""
+    start = time.process_time()
+    result: dict[str, Any] = {"seed": seed, "parts": sorted(parts), "verdicts": {}, "findings": [], "cases": 0}
+    for name, settings in settings_of(seed, parts).items():
         gate = load_gate(name)
         if reason := gate.settings_error(settings):
             raise ValueError(f"settings of {name}: {reason}")
@@ -68,9 +104,9 @@ def judge(seed: int) -> dict[str, Any]:
         context = Context(target(), ArmConfig("baseline", kv_cache_dtype="fp8"), candidate, seed, settings)
         judged = gate.judge({unit.id: gate.measure(unit, context) for unit in gate.plan(context)}, context)
         result["verdicts"][name] = str(judged.verdict)
-        result["cases"] += judged.metrics.get("cases", 0)
+        result["cases"] += judged.metrics.get("cases", 0) if name == "numerics" else 0
         result["findings"] += [finding.message for finding in judged.findings]
-    return {**result, "seconds": round(time.perf_counter() - start, 1)}
+    return {**result, "seconds": round(time.process_time() - start, 1)}
 
 
 def known(out: Path) -> dict[int, dict[str, Any]]:
@@ -88,39 +124,46 @@ def _entries(lines: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def statement(results: Mapping[int, dict[str, Any]]) -> str:
-    """What the results show, with its bound."""
-    red = sorted(seed for seed, r in results.items() if set(r["verdicts"].values()) != {"PASS"})
+    """What the results show, with its bound. A run without a decision is no false alarm, and is counted apart."""
+    said = {seed: set(r["verdicts"].values()) for seed, r in results.items()}
+    red = sorted(seed for seed, verdicts in said.items() if verdicts & RED)
+    open_ = sum(bool(verdicts - RED - {"PASS"}) for seed, verdicts in said.items() if seed not in red)
+    without = f"; {open_} of them without a decision" if open_ else ""
     if red:
         share = len(red) / len(results)
-        return f"{len(red)} of {len(results)} clean runs not green ({share:.1%}): seeds {', '.join(map(str, red))}"
+        return f"{len(red)} of {len(results)} clean runs red ({share:.1%}): seeds {', '.join(map(str, red))}{without}"
     cases = sum(r["cases"] for r in results.values())
+    seconds = sum(r["seconds"] for r in results.values()) / len(results)
     return (
-        f"0 of {len(results)} clean runs red ({cases} numerics cases in all); the rate of false alarms is below "
-        f"{3 / len(results):.2%} of such runs at 95 % confidence"
+        f"0 of {len(results)} clean runs red{without} ({cases} numerics cases, {seconds:.0f} core seconds a run); "
+        f"the rate of false alarms is below {3 / len(results):.2%} of such runs at 95 % confidence"
     )
 
 
 def main() -> int:
-    """Judge what is missing, print each seed as it comes and the statement at the end."""
+    """Judge what is missing, print each seed as it comes and the statement at the end; 1 where a run was red."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/false_alarms.jsonl"))
+    parser.add_argument("--gates", nargs="+", choices=PARTS, default=list(PARTS))
     options = parser.parse_args()
     if options.seeds < 1 or options.workers < 1:
         parser.error("--seeds and --workers start at 1")
-    wanted = range(options.first, options.first + options.seeds)
+    wanted, parts = range(options.first, options.first + options.seeds), sorted(options.gates)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    results = {seed: r for seed, r in known(options.out).items() if seed in wanted}
+    results = {s: r for s, r in known(options.out).items() if s in wanted and r.get("parts") == parts}
     with ProcessPoolExecutor(options.workers) as pool, options.out.open("a", encoding="utf-8") as file:
-        for entry in pool.map(judge, [seed for seed in wanted if seed not in results]):
+        missing = [seed for seed in wanted if seed not in results]
+        for done in as_completed([pool.submit(judge, seed, parts) for seed in missing]):
+            entry = done.result()
             results[entry["seed"]] = entry
             file.write(json.dumps(entry) + "\n")
             file.flush()
             print(f"seed {entry['seed']}: {entry['verdicts']}, {entry['seconds']} s", *entry["findings"], sep="\n  ")
     print(statement(results))
-    return int("not green" in statement(results))
+    return int(any(set(r["verdicts"].values()) & RED for r in results.values()))
 
 
 if __name__ == "__main__":
