@@ -250,6 +250,16 @@ def test_the_github_format_writes_annotations_and_the_summary_page(
     assert page.read_text() == (decodegate.newest().path / "summary.md").read_text()
 
 
+def test_junit_suites_name_what_was_judged_before_their_cases(record: RunRecord) -> None:
+    for suite in Xml.fromstring(junit.render(record)):
+        assert suite[0].tag == "properties"
+        found = {item.get("name"): item.get("value") for item in suite[0]}
+        assert found["decodegate.run"] == record.run.id
+        assert found["decodegate.seed"] == "0"
+        assert {child.tag for child in suite[1:]} == {"testcase"}
+        assert int(suite.get("tests", "")) == len(suite) - 1
+
+
 def test_what_a_run_prints_cannot_act_as_a_workflow_command(decodegate: CommandLine) -> None:
     assert decodegate.run("--format", "github") == 0
     first, *rest = decodegate.out.splitlines()

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from base64 import b64decode
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import decodegate_toy as toy
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from securesystemslib.dsse import Envelope
+from securesystemslib.signer import CryptoSigner
 from toy_commandline import CommandLine
 
+from validation.jsonio import canonical, pretty
 from validation.record import RunRecord
 from validation.signoff.decision import decide
+from validation.signoff.keys import read_private_key
 from validation.signoff.mutation import Mutation
 from validation.signoff.policy import Policy
 from validation.signoff.ruling import Outcome
@@ -172,8 +178,6 @@ def test_the_envelope_is_an_in_toto_test_result_that_anyone_can_check(signing: S
 
     assert signing.sign() == 0
     envelope = json.loads((signing.home / "so" / "signoff.dsse.json").read_bytes())
-    from base64 import b64decode
-
     payload, kind = b64decode(envelope["payload"]), envelope["payloadType"]
     assert kind == "application/vnd.in-toto+json"
     public = load_pem_public_key((signing.home / "release.pub.pem").read_bytes())
@@ -358,3 +362,34 @@ def test_the_mutation_score_is_judged_and_unsound_ones_decide_nothing(signing: S
         mutation = Mutation.model_validate({**content, "sound": sound, "score": {"caught": caught, "asked": 100}})
         assert decide(policy, [record], mutation, TODAY).outcome is outcome
     assert decide(policy, [record], None, date(2000, 1, 1)).outcome is Outcome.NO_GO
+
+
+def signed_by_us(signing: Signing, content: bytes, kind: str = "application/vnd.in-toto+json") -> bytes:
+    """An envelope around any content, with a right signature."""
+    envelope = Envelope(content, kind, {})
+    envelope.sign(CryptoSigner(read_private_key(signing.home / "release.pem")))
+    return pretty(envelope.to_dict())
+
+
+def test_a_hostile_envelope_is_refused_in_one_line_even_if_signed(signing: Signing) -> None:
+    assert signing.sign() == 0
+    path = signing.home / "so" / "signoff.dsse.json"
+    whole = path.read_bytes()
+    payload: Any = json.loads(b64decode(json.loads(whole)["payload"]))
+    hostile = [b"", b"{}", b"[" * 100_000, b"\xff", b'{"payload": 1, "payloadType": 2, "signatures": 3}', b"null"]
+    hostile += [
+        signed_by_us(signing, b"{}"),
+        signed_by_us(signing, b"[" * 100_000),
+        signed_by_us(signing, whole, "other"),
+    ]
+    for name in ("", "/etc/passwd", "runs/../../etc/passwd", "runs/x", "signoff", "elsewhere/x/y", "runs/.hidden/x"):
+        payload["subject"][0]["name"] = name
+        hostile.append(signed_by_us(signing, canonical(payload)))
+    for data in hostile:
+        path.write_bytes(data)
+        assert signing.verify() == 2, data[:80]
+        assert signing.command.err.count("\n") == 1
+    path.write_bytes(whole + b" ")
+    assert signing.verify() == 1, "a change around the statement is a change"
+    path.write_bytes(whole)
+    assert signing.verify() == 0

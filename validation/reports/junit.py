@@ -45,8 +45,25 @@ def _suite(gate: GateDoc, record: RunRecord) -> Xml.Element:
     for key, child in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(key, str(sum(case.find(child) is not None for case in cases)))
     suite.set("time", f"{sum(seconds.values()):.3f}")
+    suite.append(_properties(record))
     suite.extend(cases)
     return suite
+
+
+def _properties(record: RunRecord) -> Xml.Element:
+    """What was judged, as viewers show it beside a suite; the form's order wants it before the cases."""
+    stable = record.stable
+    named = {
+        "run": record.run.id,
+        "profile": stable.profile.name,
+        "seed": str(stable.seed),
+        "decodegate": stable.decodegate,
+        "commit": record.environment.git_commit or "unknown",
+    }
+    properties = Xml.Element("properties")
+    for name, value in named.items():
+        Xml.SubElement(properties, "property", name=f"decodegate.{name}", value=visible_line(value))
+    return properties
 
 
 def _verdict_case(gate: GateDoc, tag: str | None) -> Xml.Element:

@@ -73,7 +73,7 @@ def _by_folder(digests: Mapping[str, str], where: str) -> dict[str, dict[str, st
     for name, sha in digests.items():
         parts = PurePosixPath(name).parts
         depth = 1 if parts[:1] == (OWN,) else 2
-        safe = parts[0] in (OWN, "runs") and len(parts) > depth and ".." not in parts
+        safe = len(parts) > depth and parts[0] in (OWN, "runs") and ".." not in parts
         if not safe or not is_safe_name(parts[depth - 1]):
             raise UsageError(f"{where!r}: {name!r} is no name of an evidence file")
         found.setdefault("/".join(parts[:depth]), {})["/".join(parts[depth:])] = sha
