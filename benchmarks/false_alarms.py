@@ -42,7 +42,7 @@ STABILITY: dict[str, Any] = {
     "texts": 3,
     "text_tokens": 16,
     "drift_sequences": 2,
-    "drift_tokens": 32,
+    "drift_tokens": 48,
     "batch": 4,
     "drafts": 7,
     "kv_cache_dtype": "fp8",
