@@ -51,9 +51,17 @@ PUBLISHED: dict[str, Entry] = {
 }
 
 
+_SHORT = 384
+"""Characters of the shortest chats: two needles and two other turns."""
+
+_LENGTHS = (_SHORT, *mrcr.BINS[:2])
+
+
 def _needles(index: int, seed: int) -> Item:
-    """Two, four and eight needles in turn, at the lengths that k3-mini knows."""
-    return mrcr.item("eval", index, mrcr.NEEDLES[index % 3], mrcr.BINS[index // 3 % 2], seed)
+    """A dozen short chats with two needles, which are cheap, then dozens of longer ones with two, four and eight."""
+    length = _LENGTHS[index // 12 % len(_LENGTHS)]
+    needles = 2 if length == _SHORT else mrcr.NEEDLES[index % 3]
+    return mrcr.item("eval", index, needles, length, seed)
 
 
 GENERATED: dict[str, Generated] = {
@@ -61,7 +69,7 @@ GENERATED: dict[str, Generated] = {
         math_kind(aime.PROMPTS[0].replace("{{}}", "{}")), lambda i, seed: aime.item("eval", i, seed), 400
     ),
     "gpqa_diamond": Generated(choice_kind("{question}\n{choices}"), lambda i, seed: gpqa.item("eval", i, seed), 128),
-    "mrcr": Generated(needle_kind(mrcr.BINS), _needles, max_tokens=128),
+    "mrcr": Generated(needle_kind((512, *mrcr.BINS)), _needles, max_tokens=128),
 }
 """Under the names of what they are like; a report says which was asked. Caps are a quarter above the longest right
 answer and more (312, 63 and 50 tokens)."""

@@ -32,6 +32,7 @@ _ORDER = (
     "sync",
     "long_output",
     "sampling",
+    "answers",
 )
 """Files in the order of a decode step, then what surrounds it; any other file with a LAYER comes last."""
 

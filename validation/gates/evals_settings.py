@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,10 @@ def unknown_names(settings: Mapping[str, Any]) -> str | None:
     return f"no {settings['origin']} eval is called {strange[0]!r} (there are {', '.join(known)})" if strange else None
 
 
+_loaded = lru_cache(load_task)
+"""A gate plans, measures and judges with the same items; loading them costs seconds."""
+
+
 def planned(context: Context) -> Sequence[Planned]:
     """The evals with their items. Generated items are drawn by the run's seed.
 
@@ -77,7 +82,7 @@ def planned(context: Context) -> Sequence[Planned]:
     folder = Path(settings["data_dir"]) if settings.get("data_dir") else None
     found = []
     for entry in settings["evals"]:
-        task = load_task(entry["name"], settings["origin"], entry["items"], context.seed, folder)
+        task = _loaded(entry["name"], settings["origin"], entry["items"], context.seed, folder)
         if "max_tokens" in entry:
             task = task.limited(entry["max_tokens"])
         found.append(Planned(task, entry["repeats"], float(entry["margin"])))

@@ -13,6 +13,7 @@ GATES: dict[str, str] = {
     "parity": "validation.gates.parity:ParityGate",
     "sync": "validation.gates.sync:SyncGate",
     "stability": "validation.gates.stability:StabilityGate",
+    "evals": "validation.gates.evals:EvalsGate",
 }
 """Gate name -> `module:attribute` of a factory without arguments."""
 
