@@ -6,11 +6,12 @@ Imported by vLLM inside its engine. Raw logits are recorded before it acts: it c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORCED = "decodegate_forced"
 """Key of `SamplingParams.extra_args`: the tokens to be drawn, from the first one on."""
@@ -30,7 +31,8 @@ class Forced(AdapterLogitsProcessor):  # type: ignore[misc]
             return None
 
         def force(drawn: list[int], logits: Tensor) -> Tensor:
-            only = torch.full_like(logits, float("-inf"))
+            only = logits.clone()
+            only.fill_(float("-inf"))
             only[forced[len(drawn)]] = 0.0
             return only
 

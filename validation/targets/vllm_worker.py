@@ -42,15 +42,16 @@ class Engine:
 
     def about(self) -> dict[str, Any]:
         """Versions, what the engine was configured to, and what the built model shows of its decode path."""
-        import torch
         import vllm
 
+        # vLLM has imported it.
+        torch = sys.modules.get("torch")
         config = self.llm.llm_engine.vllm_config
         self.vocab = int(config.model_config.get_vocab_size())
         return {
             "vllm": vllm.__version__,
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+            "torch": torch.__version__ if torch else "-",
+            "device": torch.cuda.get_device_name() if torch and torch.cuda.is_available() else "cpu",
             "vocab": self.vocab,
             "kv_cache_dtype": str(config.cache_config.cache_dtype),
             "mamba_ssm_cache_dtype": str(getattr(config.cache_config, "mamba_ssm_cache_dtype", "none")),
