@@ -93,20 +93,24 @@ def locate(errors: Errors, seed: int) -> Located:
     logs = [(e + RESOLUTION).log() for e in (errors.candidate, errors.floor)]
     difference = logs[0] - logs[1]
     over = [_ratio(difference[b].mean(0), alphas[0], seed) for b in range(len(names))]
-    at = [[_ratio(difference[b, t], alphas[1], seed) for t in range(tokens)] for b in range(len(names))]
+    means = difference.mean(2)
 
     def place(b: int, t: int) -> Place:
-        return Place(names[b], errors.first + t, at[b][t])
+        return Place(names[b], errors.first + t, _ratio(difference[b, t], alphas[1], seed))
+
+    def out(b: int, t: int) -> bool:
+        # A lower bound is never above the mean, which costs no bootstrap.
+        return bool(means[b, t] > math.log(CACHE_MULTIPLE)) and _out(place(b, t).ratio)
 
     layer = token = None
     for b in range(len(names)):
-        out = [t for t in range(tokens) if _out(at[b][t])]
-        if out or _out(over[b]):
+        alone = [t for t in range(tokens) if out(b, t)]
+        if alone or _out(over[b]):
             # Out over all tokens but at none of them alone: the token where it is furthest.
-            layer = place(b, out[0] if out else max(range(tokens), key=lambda t: at[b][t].mean))
+            layer = place(b, alone[0] if alone else int(means[b].argmax()))
             break
     for t in range(tokens):
-        outside = [b for b in range(len(names)) if _out(at[b][t])]
+        outside = [b for b in range(len(names)) if out(b, t)]
         if outside:
             token = place(outside[0], t)
             break

@@ -77,7 +77,7 @@ class ForcedStep:
     sequences: tuple[int, ...]
     positions: tuple[int, ...]
     path: str
-    boundaries: Mapping[str, Tensor] = field(default_factory=dict)
+    boundaries: Mapping[str, Tensor] = field(default_factory=dict, hash=False, compare=False)
 
 
 class ForcedDecode(Protocol):
