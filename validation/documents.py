@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from validation.errors import UsageError, one_line
-from validation.reading import read_limited
+from validation.files import read_limited
 
 LARGEST_DOCUMENT = 2**20
 """Bytes; a policy or deployment of a person has a few thousand."""

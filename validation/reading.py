@@ -6,8 +6,6 @@ code 2, and nothing is written where it lies.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from validation.errors import UsageError, one_line
+from validation.files import read_limited
 from validation.judging import run_verdict
 from validation.names import is_safe_name
 from validation.record import SCHEMA_VERSION, GateDoc, RunRecord
@@ -24,28 +23,6 @@ LARGEST_RECORD = 64 * 2**20
 
 LARGEST_NUMBER = 2**63
 """Whole numbers of a record stay below it; counters and seeds do, and larger ones cannot be plotted or stored."""
-
-
-def read_limited(path: Path, largest: int, what: str, advice: str = "") -> bytes:
-    """The bytes of a regular file of at most `largest` bytes; `advice` ends the message of a file that cannot be read.
-
-    Raises:
-        UsageError: no such file, no permission, a folder, pipe or device, or a larger file.
-    """
-    try:
-        # A pipe without a writer would block for ever when opened in the usual way.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise UsageError(f"{str(path)!r} is not a regular file; give a {what}")
-            data = file.read(largest + 1)
-    except OSError as error:
-        reason = "; ".join(filter(None, (error.strerror or one_line(error), advice)))
-        raise UsageError(f"{str(path)!r} cannot be read: {reason}") from error
-    if len(data) > largest:
-        raise UsageError(f"{str(path)!r} has more than {largest:,} bytes, which no {what} has; it is not read")
-    return data
 
 
 def first_problem(error: ValidationError) -> str:

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from validation.errors import UsageError, one_line
+from validation.files import read_limited
 from validation.jsonio import canonical, digest, pretty
 from validation.names import is_safe_name
-from validation.reading import LARGEST_RECORD, read_limited, read_run_record
+from validation.reading import LARGEST_RECORD, read_run_record
 from validation.record import RunRecord, UnitRecord, UnitResult
 
 

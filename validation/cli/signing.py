@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from validation.cli import options
 from validation.cli.printing import say
-from validation.storage import RunFolder, new_run_id
+
+if TYPE_CHECKING:
+    from validation.storage import RunFolder
 
 _NOT_SIGNED = 3
 
@@ -43,6 +45,8 @@ def run_folder(run: str, out: Path) -> RunFolder:
     Raises:
         UsageError: there is no such run.
     """
+    from validation.storage import RunFolder
+
     path = Path(run) if os.sep in run else out / run
     return RunFolder.find(path.parent, path.name)
 
@@ -71,6 +75,7 @@ def signoff(
     from validation.signoff.folder import gather, signer, write_signoff
     from validation.signoff.keys import read_private_key
     from validation.signoff.ruling import Outcome
+    from validation.storage import new_run_id
 
     secret = read_private_key(key) if key is not None else None
     folders = [run_folder(run, out) for run in runs]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from validation.errors import UsageError
+from validation.files import read_limited
 from validation.jsonio import digest
 from validation.metrics import flat
-from validation.reading import LARGEST_RECORD, read_limited
+from validation.reading import LARGEST_RECORD
 from validation.record import RunRecord
 from validation.storage import RunFolder
 

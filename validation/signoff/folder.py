@@ -10,7 +10,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from validation.errors import UsageError
-from validation.reading import read_limited
+from validation.files import read_limited
 from validation.record import RunRecord
 from validation.signoff.attestation import key_id, sign, statement
 from validation.signoff.decision import Decision, decide

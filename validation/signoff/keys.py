@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from validation.errors import UsageError, one_line
-from validation.reading import read_limited
+from validation.files import read_limited
 
 PASSPHRASE = "DECODEGATE_KEY_PASSPHRASE"
 """Environment variable with the passphrase of an encrypted private key; never an option, which others can list."""

@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from validation.errors import UsageError
-from validation.reading import LARGEST_RECORD, first_problem, read_limited
+from validation.files import read_limited
+from validation.reading import LARGEST_RECORD, first_problem
 
 
 class _Score(BaseModel):

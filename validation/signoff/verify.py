@@ -10,8 +10,9 @@ from pathlib import Path, PurePosixPath
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from validation.errors import UsageError
+from validation.files import read_limited
 from validation.names import is_safe_name
-from validation.reading import LARGEST_RECORD, read_limited
+from validation.reading import LARGEST_RECORD
 from validation.signoff.attestation import Statement, WrongSignature, opened
 from validation.signoff.evidence import files
 from validation.signoff.folder import ENVELOPE, OWN

@@ -17,7 +17,7 @@ from decode_impl.specialized.implementation import CAPABILITY
 from decode_impl.specialized.plan import plan
 from decode_impl.specialized.requirements import unsupported
 from validation.errors import UsageError, one_line
-from validation.reading import read_limited
+from validation.files import read_limited
 
 KERNEL_CAPABILITY = CAPABILITY
 """Least CUDA capability that the fused kernels are built for; elsewhere their emulation runs, which has no speed."""
