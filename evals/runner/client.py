@@ -96,7 +96,8 @@ class Client:
                 if failures >= limits.tries:
                     return Response(error=f"no answer in {failures} tries, though the server is there: {why}")
             elif time.monotonic() - away_since > limits.patience:
-                raise EndpointDown(f"{self.endpoint.base} has not answered for {limits.patience:g} s ({why})")
+                gone = f"{self.endpoint.base} has not answered for {limits.patience:g} s ({why})"
+                raise EndpointDown(f"{gone}; what was answered is kept, resume the run when it is back")
             await asyncio.sleep(min(pause, limits.longest_pause))
             pause *= 2
 

@@ -37,4 +37,6 @@ def load_target(kind: str, model_path: Path | None, options: Mapping[str, Any] |
         return cast(Target, configured(model_path, options or {}) if configured else factory.load(model_path))
     except (TargetError, OSError, ValueError) as error:
         model = "the embedded model" if model_path is None else f"model {str(model_path)!r}"
+        if configured:
+            raise UsageError(f"target {kind!r} cannot be used: {one_line(error)}") from error
         raise UsageError(f"{model} cannot be loaded: {one_line(error)}") from error
