@@ -68,7 +68,7 @@ class Case:
     def schedule(self, texts: Sequence[Sequence[int]]) -> Schedule:
         """What a target plays."""
         options = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "operations"}
-        return Schedule((*self._events(texts), Run()), lenient=True, **options)
+        return Schedule((*self._events(texts), Run()), lenient=True, verify_caches=True, **options)
 
     def _events(self, texts: Sequence[Sequence[int]]) -> Iterator[Event]:
         arrived = 0

@@ -82,13 +82,13 @@ def _belongs(row: Tensor, arrival: Arrive, token: int, allowed: float, solos: Se
 
 
 def _caches(arrival: Arrive, trace: Trace, solo: Solo, reference: Reference) -> Iterator[str]:
-    """The first kind of cache that is out of bounds, after the prompt or when the last given token is due."""
-    lengths = arrival.prompt, arrival.prompt + arrival.tokens - 1
-    for when, length, seen in zip(
-        ("after the prompt", "at the end"), lengths, (trace.after_prompt, trace.at_end), strict=True
-    ):
-        for kind in STATE_KINDS if seen else ():
-            difference = _nearest(seen, solo, length, kind)
+    """The first cache that is out of bounds: after the prompt, after a verify step, or when the last token is due."""
+    seen: list[tuple[str, int, Caches]] = [("after the prompt", arrival.prompt, trace.after_prompt)]
+    seen += [(f"after the verify step to {n}", n, caches) for n, caches in trace.after_verify.items()]
+    seen.append(("at the end", arrival.prompt + arrival.tokens - 1, trace.at_end))
+    for when, length, caches in seen:
+        for kind in STATE_KINDS if caches else ():
+            difference = _nearest(caches, solo, length, kind)
             allowed = SCHEDULE_MULTIPLE * reference.cache_floor[kind] + CACHE_RESOLUTION
             if not difference <= allowed:
                 yield f"{kind} cache {when} differs by {difference:.3g} (relative RMS), allowed {allowed:.3g}"
@@ -97,6 +97,6 @@ def _caches(arrival: Arrive, trace: Trace, solo: Solo, reference: Reference) -> 
 
 def _nearest(seen: Caches, solo: Solo, length: int, kind: str) -> float:
     """Distance of a cache from the solo run's. A verify step may end a few tokens past the last given one."""
-    rows = next((c.shape[0] for name, c in seen.items() if name.endswith(".latent")), length)
-    exact = solo.caches.get(rows if rows >= length else length)
+    rows = next((cache.shape[0] for name, cache in seen.items() if name.endswith(".latent")), length)
+    exact = solo.caches.get(max(rows, length))
     return distance(exact, seen, kind) if exact else math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from validation.errors import describe
 from validation.fuzz.case import Case
@@ -51,11 +52,18 @@ def prepare(target: Target, baseline: ArmConfig, candidate: ArmConfig, small: bo
     if small:
         if not isinstance(target, Miniature):
             raise ValueError(f"target {target.name!r} has no miniature; fuzz the model itself")
-        target = target.miniature()
-        texts = random_texts(target.dims()["vocab_size"], TEXTS_SEED)
-    else:
-        texts = alike(windows(target, TEXTS, TEXT_LENGTH, seed))
+        small_target, known = _small(target, baseline)
+        return Trial(small_target, fuzz_config(candidate), known)
+    texts = alike(windows(target, TEXTS, TEXT_LENGTH, seed))
     return Trial(target, fuzz_config(candidate), reference(target, fuzz_config(baseline), texts))
+
+
+@lru_cache(maxsize=4)
+def _small(target: Miniature, baseline: ArmConfig) -> tuple[Target, Reference]:
+    """The miniature and its texts' solo runs, once per process."""
+    small = target.miniature()
+    texts = random_texts(small.dims()["vocab_size"], TEXTS_SEED)
+    return small, reference(small, fuzz_config(baseline), texts)
 
 
 TEXTS_SEED = 1

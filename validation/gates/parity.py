@@ -11,7 +11,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from validation.gates.base import Context, GateResult, Json, Unit
+from validation.gates.base import Context, GateResult, Json, Table, Unit
+from validation.gates.parity_fuzz import fuzz_findings, fuzz_refusal, fuzz_table, fuzz_units, measure_fuzz
 from validation.gates.parity_judge import judge_cell
 from validation.gates.parity_measure import (
     STATE_KINDS,
@@ -51,9 +52,13 @@ class ParityGate:
                     kv_cache_dtype=("bf16", "fp8"), tensor_parallel=integers(1, 64), batches=integers(1, 64)
                 ),
                 "schedules": subset(SCENARIOS),
+                "fuzz_seeds": positive_integer(1000),
+                "fuzz_steps": positive_integer(10**6),
             },
-            optional=("schedules",),
+            optional=("schedules", "fuzz_seeds", "fuzz_steps"),
         )
+        if not wrong and ("fuzz_seeds" in settings) != ("fuzz_steps" in settings):
+            wrong = "fuzz_seeds (searches) and fuzz_steps (engine steps of each) are given together"
         if wrong:
             return wrong
         ids = [unit.id for unit in _units(settings)]
@@ -70,6 +75,8 @@ class ParityGate:
             )
         if schedules:
             windows(context.target, 1, TEXT_LENGTH, context.seed)
+        if refusal := fuzz_refusal(context):
+            raise ValueError(refusal)
         return [
             *(_schedule_arms(context) if schedules else ()),
             *(
@@ -88,6 +95,8 @@ class ParityGate:
         """Decode the unit's sequences in both arms and in the baseline's other composition, or play its schedules."""
         if "schedule" in unit.params:
             return _measure_schedule(unit, context)
+        if "fuzz" in unit.params:
+            return measure_fuzz(unit, context)
         kv, ranks, batch = unit.params["kv"], unit.params["tp"], unit.params["batch"]
         prompt, decode = context.settings["prompt_length"], context.settings["decode_length"]
         count = -(-max(batch, context.settings["min_sequences"]) // batch) * batch
@@ -109,30 +118,33 @@ class ParityGate:
     def judge(self, results: Mapping[str, dict[str, Json]], context: Context) -> GateResult:
         """Every cell equivalent, its caches within their multiple, the candidate's own path run, all schedules kept."""
         played = {unit: result for unit, result in results.items() if "schedule" in result}
-        results = {unit: result for unit, result in results.items() if unit not in played}
+        fuzzed = {unit: result for unit, result in results.items() if "fuzz" in result}
+        results = {unit: result for unit, result in results.items() if unit not in {*played, *fuzzed}}
         judged = {
             unit: judge_cell(unit, result, _seed(context.seed, unit), len(results)) for unit, result in results.items()
         }
         findings = [finding for cell in judged.values() for finding in cell.findings]
         findings += [finding for unit, result in played.items() for finding in schedule_findings(unit, result)]
+        findings += [finding for unit, result in fuzzed.items() for finding in fuzz_findings(unit, result)]
         undecided = [unit for unit, cell in judged.items() if cell.undecided]
         tokens = sum(result["tokens"] for result in results.values())
         verdict = Verdict.PASS
-        if findings or not (tokens or played):
+        if findings or not (tokens or played or fuzzed):
             verdict = Verdict.FAIL
         elif undecided:
             verdict = Verdict.INCONCLUSIVE
         return GateResult(
             gate=self.name,
             verdict=verdict,
-            summary=summary(results, judged, undecided, tokens) + _schedule_summary(played) + unseen(context),
+            summary=summary(results, judged, undecided, tokens) + _schedule_summary(played, fuzzed) + unseen(context),
             findings=findings,
             metrics={
                 "tokens": tokens,
                 "cells": {unit: cell.as_json() for unit, cell in judged.items()},
                 "schedules": {result["schedule"]: len(result["requests"]) for result in played.values()},
+                "fuzzed": {unit: {k: result[k] for k in ("steps", "case")} for unit, result in fuzzed.items()},
             },
-            tables=[cell_table(results, judged), flip_table(results), *([schedule_table(played)] if played else [])],
+            tables=[cell_table(results, judged), flip_table(results), *_schedule_tables(played, fuzzed)],
             plots=[position_plot(results), ratio_plot(judged), flip_plot(results)],
         )
 
@@ -188,11 +200,18 @@ def _measure_schedule(unit: Unit, context: Context) -> dict[str, Json]:
     }
 
 
-def _schedule_summary(played: Mapping[str, Mapping[str, Json]]) -> str:
-    if not played:
-        return ""
+def _schedule_tables(played: Mapping[str, Mapping[str, Json]], fuzzed: Mapping[str, Mapping[str, Json]]) -> list[Table]:
+    return [*([schedule_table(played)] if played else []), *([fuzz_table(fuzzed)] if fuzzed else [])]
+
+
+def _schedule_summary(played: Mapping[str, Mapping[str, Json]], fuzzed: Mapping[str, Mapping[str, Json]]) -> str:
     broken = [result["schedule"] for unit, result in played.items() if any(schedule_findings(unit, result))]
-    return f"; {len(played)} schedules, " + (f"broken: {', '.join(broken)}" if broken else "none broken")
+    said = f"; {len(played)} schedules, " + (f"broken: {', '.join(broken)}" if broken else "none broken")
+    steps, failing = sum(r["steps"] for r in fuzzed.values()), sum(bool(r["findings"]) for r in fuzzed.values())
+    random = f"; {steps} steps of random schedules, " + (
+        f"{failing} of {len(fuzzed)} units broken" if failing else "none broken"
+    )
+    return (said if played else "") + (random if fuzzed else "")
 
 
 def _units(settings: Mapping[str, Json]) -> list[Unit]:
@@ -204,7 +223,10 @@ def _units(settings: Mapping[str, Json]) -> list[Unit]:
         for cell in settings["cells"]
         for ranks in cell["tensor_parallel"]
         for batch in cell["batches"]
-    ] + [Unit(f"schedule-{name}", {"schedule": name}) for name in settings.get("schedules", [])]
+    ] + [
+        *(Unit(f"schedule-{name}", {"schedule": name}) for name in settings.get("schedules", [])),
+        *fuzz_units(settings),
+    ]
 
 
 def _seed(seed: int, unit: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,6 +92,7 @@ class _Player:
         self._order: list[str] = []
         self._rows: dict[str, dict[int, Tensor]] = {}
         self._caches: dict[tuple[str, str], dict[str, Tensor]] = {}
+        self._verified: dict[str, dict[int, dict[str, Tensor]]] = defaultdict(dict)
         self._broken: Counter[str] = Counter(dict.fromkeys(CONTRACTS, 0))
         self._sample = runner.parts["sample"]
         runner.parts = {**runner.parts, "sample": self._forced}
@@ -156,14 +157,21 @@ class _Player:
         submit = self.submitted[request.id]
         if not request.running:
             return
+        verified = [place + accepted + 1 for place, _, accepted in request.verify_steps[-1:]]
+        if self._schedule.verify_caches and verified == [request.computed]:
+            self._verified[request.id].setdefault(request.computed, self._caches_of(request))
         if request.computed == len(submit.prompt):
             self._keep(request, "prompt")
         elif request.computed >= len(submit.prompt) + len(submit.continuation) - 1:
             self._keep(request, "end")
 
     def _keep(self, request: Request, when: str) -> None:
+        if (request.id, when) not in self._caches:
+            self._caches[request.id, when] = self._caches_of(request)
+
+    def _caches_of(self, request: Request) -> dict[str, Tensor]:
         slot, pages = request.slot + request.column, tuple(request.pages)
-        self._caches.setdefault((request.id, when), caches_of(self.runner, slot, pages, request.computed))
+        return caches_of(self.runner, slot, pages, request.computed)
 
     def _forced(self, logits: Tensor, params: SamplingParams, position: int) -> int:
         """The given token in place of the sampled one, which is drawn all the same: it may refuse."""
@@ -184,6 +192,7 @@ class _Player:
             self._caches.get((name, "end"), {}),
             self._engine.request(name).error,
             tuple(self._engine.request(name).output),
+            self._verified[name],
         )
 
     def _pools(self) -> list[Tensor]:

@@ -54,7 +54,8 @@ class Schedule:
     """Events in order, on an engine with these options. Sequences of an engine start with empty caches.
 
     `poisoned` fills every slot and page that a request can own with NaN first. `lenient`: a Preempt or an Abort that
-    comes when its request does not run, or has ended, is passed over; otherwise the engine refuses it.
+    comes when its request does not run, or has ended, is passed over; otherwise the engine refuses it. `verify_caches`
+    keeps the caches after every verify step.
     """
 
     events: tuple[Event, ...]
@@ -66,6 +67,7 @@ class Schedule:
     drafts: int = 0
     poisoned: bool = False
     lenient: bool = False
+    verify_caches: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Trace:
 
     `after_prompt` and `at_end` are the request's caches when its first token is due and when its last one is, by the
     names of `ForcedDecode.state`; empty where it did not come so far. `error` is the engine's, if it ended in one.
-    `tokens` is what the engine committed for the request, which may be one more than was given.
+    `tokens` is what the engine committed for the request, which may be one more than was given. `after_verify` has the
+    caches right after every verify step, by the number of tokens that they cover, where the schedule asks for them.
     """
 
     logits: Tensor
@@ -82,6 +85,7 @@ class Trace:
     at_end: Mapping[str, Tensor] = field(default_factory=dict)
     error: str = ""
     tokens: tuple[int, ...] = ()
+    after_verify: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
