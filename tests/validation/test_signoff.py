@@ -20,6 +20,7 @@ from toy_commandline import CommandLine
 from validation.jsonio import canonical, pretty
 from validation.record import RunRecord
 from validation.signoff.decision import decide
+from validation.signoff.document import not_judged
 from validation.signoff.keys import read_private_key
 from validation.signoff.mutation import Mutation
 from validation.signoff.policy import Policy
@@ -393,3 +394,14 @@ def test_a_hostile_envelope_is_refused_in_one_line_even_if_signed(signing: Signi
     assert signing.verify() == 1, "a change around the statement is a change"
     path.write_bytes(whole)
     assert signing.verify() == 0
+
+
+def test_what_no_gate_decided_is_named(signing: Signing) -> None:
+    found = not_judged([signing.command.record()])
+    assert found["evals"] == "no gate of layer 5 decided"
+    assert {"races between ranks", "performance", "crash", "idle", "ranks"} <= found.keys()
+    assert "each op's accuracy" not in found, "the toy gate of layer 1 passed"
+    document = signing.command.record().model_dump()
+    document["stable"]["target"]["fingerprint"]["specialised path"] = "emulation"
+    assert "fused kernels" in not_judged([RunRecord.model_validate(document)])
+    assert "fused kernels" not in found

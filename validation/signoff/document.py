@@ -16,6 +16,7 @@ from validation.reports.html import TEMPLATES, environment
 from validation.reports.text import shortened, visible_line
 from validation.signoff.folder import Case
 from validation.signoff.ruling import Outcome
+from validation.verdict import Verdict
 
 MOST_ROWS = 40
 """Rows of a table and findings of a gate that the document shows; the run's own report has all of them."""
@@ -26,6 +27,16 @@ MEANINGS = {
     Outcome.INCONCLUSIVE: "The evidence cannot carry the decision.",
 }
 _CLASSES = {Outcome.GO: "pass", Outcome.NO_GO: "fail", Outcome.INCONCLUSIVE: "inconclusive"}
+_LAYERS = {
+    1: "each op's accuracy",
+    2: "next-token predictions and state",
+    3: "races between ranks",
+    4: "long answers",
+    5: "evals",
+    6: "performance",
+}
+"""What a gate of each layer asks about; a layer without a gate that decided is said to be missing."""
+
 _ORDER = {Outcome.NO_GO: 0, Outcome.INCONCLUSIVE: 1, Outcome.GO: 2}
 _MARKS = {Outcome.GO: "✔", Outcome.NO_GO: "✖", Outcome.INCONCLUSIVE: "?"}
 
@@ -62,17 +73,19 @@ def _drawn(index: int, gate: GateDoc) -> list[Markup]:
 def with_n(plot: PlotDoc, gate: GateDoc) -> str:
     """A chart's caption, which always says how much was measured."""
     caption = plot.caption.rstrip(". ")
-    return (
-        caption
-        if "n = " in caption
-        else f"{caption + '; ' if caption else ''}the gate measured n = {len(gate.units)} units"
-    )
+    measured = f"The gate measured n = {len(gate.units)} units"
+    return caption if "n = " in caption else ". ".join(filter(None, (caption, measured)))
 
 
 def not_judged(records: Sequence[RunRecord]) -> dict[str, str]:
-    """Gates that no record judged, and why not."""
-    judged = {gate.name for r in records for gate in r.stable.gates if gate.name not in r.stable.not_judged}
-    reasons: dict[str, str] = {}
+    """Gates and layers that no record judged, and why not; and kernels of which only the emulation ran."""
+    docs = [gate for r in records for gate in r.stable.gates if gate.name not in r.stable.not_judged]
+    judged = {gate.name for gate in docs}
+    seen = {gate.layer for gate in docs if gate.verdict in (Verdict.PASS, Verdict.FAIL)}
+    reasons = {what: f"no gate of layer {layer} decided" for layer, what in _LAYERS.items() if layer not in seen}
+    ran = {record.stable.target.fingerprint.get("specialised path") for record in records}
+    if ran == {"emulation"}:
+        reasons["fused kernels"] = "their emulation ran; nothing is said about the kernels themselves"
     for record in records:
         for gate, why in record.stable.not_judged.items():
             if gate not in judged:
