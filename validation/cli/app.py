@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from validation.cli import bisecting, claiming, comparing, fitting, fuzzing, options, remembering, signing
+from validation.cli import bisecting, claiming, comparing, fitting, fuzzing, options, remembering, replaying, signing
 from validation.errors import RunInterrupted, UsageError, one_line
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
 from validation.version import version
@@ -92,6 +92,7 @@ def run(
     workers: options.WorkersOption = None,
     resume: options.ResumeOption = None,
     keep_going: options.KeepGoingOption = False,
+    sanitize: options.SanitizeOption = False,
     out: options.OutOption = Path("runs"),
     output: options.FormatOption = options.OutputFormat.TEXT,
     bisect_exit: options.BisectOption = False,
@@ -122,6 +123,7 @@ def run(
         workers=workers,
         resume=resume,
         keep_going=keep_going,
+        sanitize=sanitize,
         out=out,
         bisect=bisect_exit,
         github=output is options.OutputFormat.GITHUB,
@@ -231,6 +233,7 @@ def faults(as_markdown: options.MarkdownOption = False) -> int:
 signing.register(app)
 fitting.register(app)
 fuzzing.register(app)
+replaying.register(app)
 comparing.register(app)
 app.add_typer(claiming.app)
 app.add_typer(remembering.app)

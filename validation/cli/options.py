@@ -108,6 +108,14 @@ KeepGoingOption = Annotated[
         rich_help_panel=_HOW,
     ),
 ]
+SanitizeOption = Annotated[
+    bool,
+    typer.Option(
+        "--sanitize",
+        help="In gate sync, run the kernels under compute-sanitizer too.",
+        rich_help_panel=_HOW,
+    ),
+]
 OutOption = Annotated[
     Path,
     typer.Option("--out", metavar="DIR", help="Folder of run folders.", rich_help_panel=_OUTPUT),

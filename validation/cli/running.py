@@ -48,6 +48,7 @@ class RunOptions:
     given: Profile | None = None
     """A profile that was put together from other options, which `command` repeats."""
     command: tuple[str, ...] = ()
+    sanitize: bool = False
 
 
 def judge(options: RunOptions) -> int:
@@ -124,6 +125,8 @@ def _request(options: RunOptions, earlier: RunRecord | None) -> Request:
     name, profile = _profile(options, earlier)
     if earlier is None:
         profile = with_replays(profile, options.out)
+    if options.sanitize:
+        profile = _with_sanitizers(name, profile)
     selected: tuple[str, ...] | None = options.gates or None
     faults = options.faults
     seed = options.seed
@@ -158,6 +161,13 @@ def _profile(options: RunOptions, earlier: RunRecord | None) -> tuple[str, Profi
         path = f"./{options.model}" if str(options.model) == EMBEDDED else str(options.model)
         profile = profile.model_copy(update={"model": ModelSection(path=path)})
     return name, profile
+
+
+def _with_sanitizers(name: str, profile: Profile) -> Profile:
+    if "sync" not in profile.gates:
+        raise UsageError(f"--sanitize is for gate sync, and profile {name!r} has no [gates.sync] table")
+    settings = {**profile.gates["sync"], "sanitize": 1}
+    return profile.model_copy(update={"gates": {**profile.gates, "sync": settings}})
 
 
 def gates_named(name: str, profile: Profile, selected: tuple[str, ...] | None) -> list[Gate]:
@@ -203,4 +213,6 @@ def _command(options: RunOptions) -> tuple[str, ...]:
         words += ["--threads", str(options.threads)]
     if options.keep_going:
         words.append("--keep-going")
+    if options.sanitize:
+        words.append("--sanitize")
     return tuple(words)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from validation.jsonio import pretty
 from validation.record import RunRecord
+from validation.replay_files import replay_files
 from validation.reports import html, junit, markdown, plots
 from validation.storage import RunFolder
 
 
 def write_reports(folder: RunFolder, record: RunRecord) -> Path:
-    """Write `report.html`, `junit.xml`, `summary.md` and `plots/*.svg`; the path of `report.html` comes back.
+    """Write `report.html`, `junit.xml`, `summary.md`, `plots/*.svg` and `replays/*.json`; `report.html` comes back.
 
     Raises:
         UsageError: the run's folder cannot be written.
@@ -23,6 +25,8 @@ def write_reports(folder: RunFolder, record: RunRecord) -> Path:
             drawing = plots.svg(plot, name)
             drawn[gate.name].append(drawing)
             folder.write(drawing.encode(), "plots", f"{name}.svg")
+    for name, content in replay_files(record):
+        folder.write(pretty(content), "replays", f"{name}.json")
     folder.write(junit.render(record), "junit.xml")
     folder.write(markdown.render(record).encode(), "summary.md")
     folder.write(html.render(record, drawn).encode(), "report.html")

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from decode_impl.parallel import protocol
+from decode_impl.specialized.kernels.common import INTERPRETED
 
 CONTRIBUTE, GATHER = tl.constexpr(protocol.CONTRIBUTE), tl.constexpr(protocol.GATHER)
 SLOTS, STAGES = tl.constexpr(protocol.SLOTS), tl.constexpr(protocol.STAGES)
@@ -65,7 +66,12 @@ def mail_index(tile, in_slot, stage, source, ranks):
 
 @triton.jit
 def _clock_us():
-    """The device's clock in microseconds. Threads read it at different times, so no branch may depend on it alone."""
+    """The device's clock in microseconds. Threads read it at different times, so no branch may depend on it alone.
+
+    The interpreter has none: there, time stands still.
+    """
+    if INTERPRETED:
+        return tl.full([], 0, tl.int64)
     ns = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     return ns // 1000
 
