@@ -7,13 +7,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from answering import judged, right, samples
 
 from evals.graded import Fate
 from evals.judge import Judgement, JudgeSettings, judge_samples
 from evals.samples import Request, Response, Sample
 from evals.statistics import Outcome
 from evals.tasks import load_task
-from tests.evals.test_judge import judged, right, samples
 
 CAP = 4096
 REASONING = "Let x be the number of otters. Then 2x + 3 = 17, so x = 7. Wait, the question asks for "
@@ -112,34 +112,21 @@ def test_m137_a_silently_replaced_temperature_is_seen_by_its_echo() -> None:
     assert "candidate: temperature was 0.6 in 240 of 240 answers, asked for was 1.0" in reasons(judged(answer))
 
 
-@pytest.mark.parametrize(
-    ("name", "response", "score"),
-    [
-        ("aime25", "Thus \\boxed{70}. No: $\\boxed{\\mathbf{070}}$", 0.0),
-        ("gpqa_diamond", "(A) is tempting. **Answer: (B)**", 0.0),
-        ("mrcr", "Sure! ", 0.0),
-    ],
-)
-def test_m138_scores_are_known_without_the_scorer(name: str, response: str, score: float) -> None:
-    """Known-right and known-wrong answers, right ones made from the item's own fields and not by the scorer's code."""
-    task = load_task(name, items=4)
+@pytest.mark.parametrize("name", ["aime25", "gpqa_diamond", "mrcr"])
+def test_m138_right_and_wrong_answers_are_known_without_the_scorer(name: str) -> None:
+    """Made from the item's own fields and from the question as it was asked, by no code of the scorer or the task."""
+    task = load_task(name, items=6)
     for item in task.item_ids:
-        row = task.items[item].model_dump()
-        answers = [row[key] for key in ("right", "wrong1", "wrong2", "wrong3") if key in row]
-        said = task.messages(item, 0)[-1]["content"]
-        letter = next((line[1] for line in said.splitlines() if answers and line[4:] == answers[0]), "")
-        known = {
-            "aime25": f"\\boxed{{{row.get('answer')}}}",
-            "gpqa_diamond": f"Answer: {letter}",
-            "mrcr": row.get("answer"),
-        }
-        assert task.grade(item, 0, str(known[name])).score == 1.0
-        wrong = {
-            "aime25": "\\boxed{1001}",
-            "gpqa_diamond": f"Answer: {chr((ord(letter or 'A') - 64) % 4 + 65)}",
-            "mrcr": "x",
-        }
-        assert task.grade(item, 0, wrong[name]).score == score
+        row, asked = task.items[item].model_dump(), task.messages(item, 0)[-1]["content"]
+        if name == "gpqa_diamond":
+            shown = {line[4:]: line[1] for line in asked.splitlines() if line[:1] == "(" and line[2:4] == ") "}
+            good, bad = f"Answer: {shown[row['right']]}", f"Answer: {shown[row['wrong2']]}"
+        elif name == "aime25":
+            good, bad = f"\\boxed{{{row['answer']}}}", f"\\boxed{{{int(row['answer']) + 1}}}"
+        else:
+            good, bad = row["answer"], row["answer"][1:]
+        assert task.grade(item, 0, good).score == 1.0
+        assert task.grade(item, 0, bad).score == 0.0
 
 
 def test_m140_a_test_that_is_not_collected_is_missed_here() -> None:
