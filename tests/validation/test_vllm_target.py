@@ -13,6 +13,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from validation.cli.app import main
 from validation.gates.base import Context, GateResult
 from validation.gates.parity import ParityGate
 from validation.targets.base import ArmConfig, TargetError
@@ -45,6 +46,8 @@ def checkpoint(folder: Path, seed: int = 0, **fake: Any) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     config = {"vocab_size": len(alphabet), "seed": seed, "eos_token_id": 0, "fake": fake}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -153,6 +156,50 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+PROFILE = """
+description = "vLLM against itself."
+required = ["parity", "stability"]
+[target]
+kind = "vllm"
+[target.options]
+python = "{python}"
+engines = 2
+[baseline]
+decode_backend = "auto"
+[candidate]
+decode_backend = "latency_specialized"
+[gates.parity]
+prompt_length = 16
+decode_length = 8
+min_sequences = 8
+cells = [{{ kv_cache_dtype = "bf16", tensor_parallel = [1], batches = [4] }}]
+[gates.stability]
+chains = 4
+chain_tokens = 24
+texts = 4
+text_tokens = 24
+drift_sequences = 8
+drift_tokens = 48
+batch = 4
+drafts = 0
+kv_cache_dtype = "bf16"
+"""
+
+
+@pytest.mark.parametrize(("shows", "code"), [(True, 0), (False, 1)])
+def test_a_run_judges_vllm_by_parity_and_stability_and_keeps_its_log(shows: bool, code: int, tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text(PROFILE.format(python=sys.executable))
+    model = checkpoint(tmp_path / "m", shows=shows)
+    words = ["run", "--profile", str(profile), "--model", str(model), "--out", str(tmp_path / "runs")]
+    assert main(words) == code
+    run = next((tmp_path / "runs").iterdir())
+    assert (run / "target" / "vllm.log").exists()
+    record = json.loads((run / "record.json").read_text())["stable"]
+    assert record["target"]["fingerprint"]["vllm"] == "0.0.fake"
+    assert set(record["counters"]["candidate"]["steps"]) == {"specialized" if shows else "generic"}
 
 
 @pytest.mark.parametrize(
