@@ -9,11 +9,16 @@ from functools import partial
 from torch import Tensor
 
 from decode_impl.batch import Chunk
+from decode_impl.parallel.errors import CollectiveError
 from decode_impl.prefix_cache import PrefixCache
 from decode_impl.request import Finish, Request, RequestError
 from decode_impl.runner import ModelRunner, StepResult
 from decode_impl.sampling import SamplingError, SamplingParams
 from decode_impl.speculator import Speculator
+
+
+class EngineStopped(RuntimeError):
+    """A step asked of an engine in which a collective has failed."""
 
 
 class Engine:
@@ -31,6 +36,7 @@ class Engine:
             runner.latents, deployment.prefix_block, deployment.prefix_snapshots
         )
         self.speculator = Speculator(runner)
+        self._failure: CollectiveError | None = None
         self._requests: dict[str, Request] = {}
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -113,12 +119,24 @@ class Engine:
         return self._requests[request_id]
 
     def step(self) -> StepResult | None:
-        """Run one step; None when nothing is left to do."""
+        """Run one step; None when nothing is left to do.
+
+        Raises:
+            CollectiveError: a rank stalled, died or decided otherwise; the error names rank, slot and epoch.
+            EngineStopped: that has happened in an earlier step.
+        """
+        if self._failure is not None:
+            raise EngineStopped(f"the engine has stopped and runs no further step: {self._failure}") from self._failure
         self._admit()
         scheduled = self._schedule()
         if not scheduled:
             return None
-        result = self.runner.execute([chunk for _, chunk in scheduled])
+        try:
+            result = self.runner.execute([chunk for _, chunk in scheduled])
+        except CollectiveError as error:
+            # Ranks no longer agree on what has been computed, and nothing here can tell which of them are right.
+            self._failure = error
+            raise
         for (request, chunk), logits in zip(scheduled, result.by_chunk(), strict=True):
             self._advance(request, chunk, logits)
         self.speculator.draft([request for request, _ in scheduled if request.running])

@@ -155,7 +155,8 @@ class ModelRunner:
         return placed
 
     def _decide(self, chunks: Sequence[Chunk], all_logits: bool) -> Decision:
-        decision = require_agreement([self.parts["plan"](chunks, all_logits) for _ in range(self.weights.ranks)])
+        decisions = [self.parts["plan"](chunks, all_logits) for _ in range(self.weights.ranks)]
+        decision = require_agreement(decisions, self.steps.total() + 1)
         if not self.specialized_on:
             return Decision(None, decision.reason)
         if decision.bin and self.graphs:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decode_impl.batch import Chunk
+from decode_impl.parallel.errors import RankDisagreed
+from decode_impl.parallel.protocol import slot
 from decode_impl.specialized.contract import MAX_DRAFTS, MAX_ROWS, MIN_DRAFTS, batch_bin
 
 
@@ -39,10 +41,6 @@ class Decision:
     def specialized(self) -> bool:
         """True where the specialised path runs."""
         return self.bin is not None
-
-
-class RankDisagreement(RuntimeError):
-    """Ranks decided differently about one step: running it would mix paths or wait for ever."""
 
 
 def plan(chunks: Sequence[Chunk], all_logits: bool = False) -> Decision:
@@ -77,15 +75,14 @@ def _verify_reason(chunks: Sequence[Chunk]) -> Fallback | None:
     return None if MIN_DRAFTS <= widths.pop() - 1 <= MAX_DRAFTS else Fallback.DRAFT_COUNT
 
 
-def require_agreement(decisions: Sequence[Decision]) -> Decision:
-    """The decision that all ranks took.
+def require_agreement(decisions: Sequence[Decision], step: int = 1) -> Decision:
+    """The decision that all ranks took about the engine's `step`-th step.
 
     Raises:
-        RankDisagreement: some rank decided otherwise; the first such rank is named.
+        RankDisagreed: some rank decided otherwise; the first such rank is named. No rank ran the step.
     """
     for rank, decision in enumerate(decisions):
         if decision != decisions[0]:
-            raise RankDisagreement(
-                f"rank {rank} decided {decision}, rank 0 decided {decisions[0]}; no rank ran the step"
-            )
+            why = f"decided {decision}, rank 0 decided {decisions[0]}; no rank ran the step"
+            raise RankDisagreed(why, rank=rank, slot=slot(step), epoch=step, source=0)
     return decisions[0]

@@ -9,9 +9,10 @@ from small_models import SMALL, HandDriven, prompt_of, runner_of, weights_of
 
 from decode_impl.batch import Chunk
 from decode_impl.deployment import Deployment, DeploymentError
+from decode_impl.parallel.errors import RankDisagreed
 from decode_impl.runner import GENERIC, SPECIALIZED, ModelRunner
 from decode_impl.specialized.contract import BATCH_BINS, batch_bin
-from decode_impl.specialized.plan import Decision, Fallback, RankDisagreement, plan, require_agreement
+from decode_impl.specialized.plan import Decision, Fallback, plan, require_agreement
 from decode_impl.specialized.requirements import unsupported
 
 DECODE = Chunk([5], 7, 1, (1,))
@@ -98,8 +99,8 @@ def test_a_row_count_without_a_bin_is_an_error(rows: int) -> None:
 def test_ranks_that_disagree_stop_the_step_and_the_first_one_is_named() -> None:
     agreed, other = Decision(4, None), Decision(None, Fallback.MIXED)
     assert require_agreement([agreed] * 8) == agreed
-    with pytest.raises(RankDisagreement, match=r"^rank 5 decided .*MIXED.*rank 0 decided"):
-        require_agreement([agreed] * 5 + [other] + [agreed, other])
+    with pytest.raises(RankDisagreed, match=r"^rank 5, slot 1, epoch 9: decided .*MIXED.*rank 0 decided"):
+        require_agreement([agreed] * 5 + [other] + [agreed, other], step=9)
 
 
 def test_the_generic_backend_counts_no_fallbacks() -> None:
