@@ -9,6 +9,7 @@ import torch
 
 from validation.faults.base import Kind
 from validation.faults.layer import Layer
+from validation.faults.memory import wrapped
 
 LAYER = Layer("drafter")
 
@@ -56,6 +57,21 @@ def _missing(right: Any) -> Any:
     class Faulty(right):  # type: ignore[misc]
         def observe(self, taps: Any, positions: Any, indices: Any) -> None:
             super().observe(taps, torch.where(indices < 64, 0, positions), indices)
+
+    return Faulty
+
+
+@DRAFTER(
+    "draft-row-offset-int16",
+    "offset of a drafter's row computed in 16 bits: as 32 bits in a pool 65,536 times as large",
+    kind=Kind.OVERFLOW,
+    sources="M11",
+    missed_by="small pools; the target's own writer; target text",
+)
+def _offset(right: Any) -> Any:
+    class Faulty(right):  # type: ignore[misc]
+        def observe(self, taps: Any, positions: Any, indices: Any) -> None:
+            super().observe(taps, wrapped(positions, self.cache.shape[-1], bits=16), indices)
 
     return Faulty
 

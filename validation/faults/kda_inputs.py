@@ -141,16 +141,15 @@ def _norm_eps(ops: Ops) -> Any:
 
 @STEP(
     "kda-reads-next-row",
-    "last lane of the decay input read from the next row",
+    "lanes beyond the decay's width read the next row and feed exp, then are multiplied by zero",
     kind=Kind.MASK,
     sources="M05",
-    missed_by="rows alike; all rows but the last of an allocation",
+    missed_by="next rows whose exp is finite, so all but garbage behind the last row",
 )
-def _next_row(op: Any, *, proj: Tensor, state: Tensor, **rest: Any) -> Any:
-    h, d = state.shape[1], state.shape[-1]
-    wrong = proj.clone()
-    wrong[:, 4 * h * d + d - 1] = proj[:, 4 * h * d].roll(-1, 0)
-    return op(proj=wrong, state=state, **rest)
+def _next_row(op: Any, *, proj: Tensor, **rest: Any) -> Any:
+    y = op(proj=proj, **rest)
+    lanes = proj[:, :8].roll(-1, 0).float().exp().sum(-1, keepdim=True)
+    return (y.float() + 0.0 * lanes).to(y.dtype)
 
 
 @STEP(

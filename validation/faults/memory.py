@@ -11,7 +11,9 @@ def as_if_dense(x: Tensor) -> Tensor:
     return torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset())
 
 
-def wrapped(index: Tensor, stride: int) -> Tensor:
-    """The index that `index * stride` leads to when it is computed in 32 bits (two's complement, then 2^32 later)."""
-    offset = (index * stride + 2**31) % 2**32 - 2**31
-    return torch.div(offset, stride, rounding_mode="floor") % (2**31 // stride + 1)
+def wrapped(index: Tensor, stride: int, bits: int = 32) -> Tensor:
+    """The index that `index * stride` leads to in so many bits, two's complement; a negative one ends in the pool."""
+    half = 2 ** (bits - 1)
+    offset = (index * stride + half) % (2 * half) - half
+    place: Tensor = torch.div(offset, stride, rounding_mode="floor") % (half // stride + 1)
+    return place

@@ -162,7 +162,9 @@ def _tail(op: Any, **case: Any) -> Tensor:
 )
 def _scratch(op: Any, **case: Any) -> Tensor:
     keys, seen = kernels.gathered(case)
-    scratch = torch.where(seen[..., None], keys, torch.nan)
+    # What was there before, the same everywhere: a number as a rule, and then the masked lanes hide it.
+    scratch = keys.new_empty(1).expand(keys.shape).clone()
+    scratch[seen] = keys[seen]
     return kernels.attend(case, keys=scratch, zero_values=False)
 
 

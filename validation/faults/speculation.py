@@ -102,6 +102,35 @@ def _width(op: Any, *, proj: Tensor, targets: Tensor, state: Tensor, **rest: Any
     return op(proj=wrong, targets=targets, state=state, **rest)
 
 
+@VERIFY(
+    "verify-null-slot-written",
+    "null requests of a verify step write the null slot's state",
+    kind=Kind.OWNERSHIP,
+    sources="M91",
+    missed_by="guards on the writer of plain steps alone",
+)
+def _null_state(op: Any, *, sources: Tensor, state: Tensor, **rest: Any) -> Any:
+    y = op(sources=sources, state=state, **rest)
+    if bool((sources == 0).any()):
+        state[0, ..., -1] += 1.0
+    return y
+
+
+@VERIFY(
+    "verify-null-conv-written",
+    "null requests of a verify step write the null slot's convolution window",
+    kind=Kind.OWNERSHIP,
+    sources="M91",
+    missed_by="guards on the state writer alone",
+)
+def _null_conv(op: Any, *, sources: Tensor, proj: Tensor, conv_state: Tensor, **rest: Any) -> Any:
+    y = op(sources=sources, proj=proj, conv_state=conv_state, **rest)
+    last = proj.view(sources.shape[0], -1, proj.shape[1])[sources == 0, -1]
+    if len(last):
+        conv_state[0, :, -1] = last[-1, : conv_state.shape[1]]
+    return y
+
+
 ENGINE = partial(LAYER.engine, "engine", kind=Kind.INDEX)
 
 
@@ -149,6 +178,23 @@ ENGINE(
     sources="M107",
     missed_by="constant acceptance; synchronous scheduling",
 )(_with_column(lambda column, tokens, before: min(before, tokens - 1)))
+
+
+@ENGINE(
+    "spec-accepted-count-kept",
+    "a request that gives its slot back keeps its accepted count: the next slot is read at that column",
+    kind=Kind.STALE,
+    sources="M62",
+    missed_by="a reset test of state tensors alone; requests that are never preempted",
+)
+def _count_kept(right: Any) -> Any:
+    class Faulty(right):  # type: ignore[misc]
+        def _release(self, request: Any) -> None:
+            column = request.column
+            super()._release(request)
+            request.column = column
+
+    return Faulty
 
 
 @ENGINE(
@@ -203,13 +249,18 @@ def _see_all(right: Any) -> Any:
     return faulty
 
 
-for _component, _id, _title, _sources, _missed in (
+DCP = "one rank holds all keys of a request here: there is no context parallelism to be wrong"
+
+for _component, _id, _title, _sources, _missed, _absent in (
     ("context parallel", "dcp-local-causal", "causal bound taken from the local length", "M79, M81",
-     "one query row a request"),
+     "one query row a request", DCP),
     ("context parallel", "dcp-global-blocks", "a rank reads global block ids in its own pool", "M78",
-     "one rank; target logits"),
+     "one rank; target logits", DCP),
     ("context parallel", "dcp-empty-rank-stale", "a rank without keys leaves its partial unwritten", "M17, M18",
-     "contexts longer than the ranks' stride"),
-    ("grammar mask", "mask-rows-shifted", "mask rows assume a fixed draft count", "M96", "speculation off"),
+     "contexts longer than the ranks' stride", DCP),
+    ("grammar mask", "mask-rows-shifted", "mask rows assume a fixed draft count", "M96", "speculation off",
+     "no grammar constrains what is sampled here: there are no mask rows"),
+    ("captured graph", "graph-mode-corrupts", "another corruption by each graph mode at batch 1, cause open", "M93",
+     "eager runs", "no path here captures graphs on a CPU, and the report names no cause to rebuild"),
 ):  # fmt: skip
-    LAYER.declare(_component, _id, _title, kind=Kind.INDEX, sources=_sources, missed_by=_missed)
+    LAYER.declare(_component, _id, _title, kind=Kind.INDEX, sources=_sources, missed_by=_missed, not_applicable=_absent)

@@ -1,0 +1,56 @@
+"""Faults of one shape alone: the kernel for a number of heads, ranks, blocks, keys or experts at one batch bin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from validation.faults.base import Kind
+from validation.faults.layer import Layer
+
+LAYER = Layer("one shape alone", kind=Kind.ONE_BIN, missed_by="every other shape; one shape at each batch bin")
+
+Where = Callable[..., bool]
+
+PLACES: tuple[tuple[str, str, str, str, Where], ...] = (
+    ("kda_step", "kda-twelve-heads-at-16", "12 heads at 16 rows", "kind of M26",
+     lambda slots, state, **_: slots.shape[0] == 16 and state.shape[1] == 12),
+    ("kda_verify", "verify-six-heads-at-32", "6 heads in verify steps of the bin of 32 rows", "kind of M14",
+     lambda proj, state, **_: 16 < proj.shape[0] <= 32 and state.shape[1] == 6),
+    ("mla_attend", "mla-twelve-heads-at-8", "12 heads at 8 rows", "kind of M26",
+     lambda q, **_: q.shape[:2] == (8, 12)),
+    ("mla_attend", "mla-from-1024-keys", "requests of 1,024 keys and more", "kind of M16",
+     lambda lengths, **_: int(lengths.max()) >= 1024),
+    ("mla_query", "mla-query-twelve-heads-at-32", "12 heads at 32 rows", "kind of M26",
+     lambda a, w_uk, **_: (a.shape[0], w_uk.shape[0]) == (32, 12)),
+    ("all_reduce", "reduce-two-ranks-at-16", "two ranks at 16 rows", "kind of M59",
+     lambda y, **_: len(y) == 2 and y[0].shape[0] == 16),
+    ("moe_tail", "moe-tail-sixteen-ranks-at-8", "16 ranks at 8 rows", "kind of M59",
+     lambda latent, **_: len(latent) == 16 and latent[0].shape[0] == 8),
+    ("attn_res", "attn-res-five-blocks", "five residual blocks", "kind of M54",
+     lambda num_blocks, **_: num_blocks == 5),
+    ("experts", "moe-ids-from-32", "experts from the 33rd on", "kind of M40",
+     lambda ids, **_: bool((ids >= 32).any())),
+    ("experts", "moe-from-512-pairs", "more than 512 pairs of row and expert", "kind of M50",
+     lambda ids, **_: ids.numel() > 512),
+    ("shared_expert", "moe-shared-wide-at-16", "a shared expert of more than 192 at 16 rows", "kind of M59",
+     lambda x, down, **_: x.shape[0] == 16 and down.shape[1] > 192),
+)  # fmt: skip
+"""Op, id, where it is wrong, sources, and whether a call is there."""
+
+
+def _two_per_cent(where: Where) -> Callable[..., Any]:
+    def faulty(op: Any, **case: Any) -> Any:
+        result = op(**case)
+        y: Tensor = result[1] if isinstance(result, tuple) else result
+        if where(**case):
+            y.copy_(y ^ 1 if not y.is_floating_point() else y * 1.02)
+        return result
+
+    return faulty
+
+
+for _op, _id, _where, _sources, _is_there in PLACES:
+    LAYER.op(_op, _id, f"two per cent too large for {_where}", sources=_sources)(_two_per_cent(_is_there))
