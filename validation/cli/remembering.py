@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from validation.cli import options
+from validation.cli import baselines, options
+from validation.cli.baselines import DbOption, open_history
 from validation.cli.printing import rows, say
 from validation.cli.signing import run_folder
 from validation.errors import UsageError
 
 if TYPE_CHECKING:
     from validation.history.entry import Entry
-    from validation.history.store import History
     from validation.history.trend import Course
 
-app = typer.Typer(name="history", rich_markup_mode="rich", help="Runs over time: trends, steps, and a baseline.")
-baseline_app = typer.Typer(name="baseline", help="The baseline of a series; it moves only by baseline set.")
-app.add_typer(baseline_app)
+app = typer.Typer(name="history", rich_markup_mode="rich")
+app.add_typer(baselines.app)
 
 _STEP = 1
 _MOST_ROWS = 40
 
-DbOption = Annotated[
-    Path | None,
-    typer.Option("--db", metavar="FILE", help="The history's SQLite file. Default: history.sqlite3 in --out."),
-]
 ProfileFilter = Annotated[str | None, typer.Option("--profile", metavar="NAME", help="Only runs of this profile.")]
+
+
+@app.callback()
+def history() -> None:
+    """Keep runs over time: follow their figures, find where a level stepped, compare two runs, and set a baseline.
+
+    [bold]Examples[/bold]
+
+    decodegate history add runs/*-*-*
+    decodegate history trend
+    decodegate history baseline set 20260102-030405-abcdef
+
+    [bold]Exit codes[/bold]
+
+    0 done, 1 a step since the baseline (trend --check), 2 wrong usage or bad input
+    """
 
 
 @app.command()
@@ -58,7 +68,7 @@ def add(
         except UsageError as error:
             problems.append(str(error))
     if entries:
-        with _history(db, out) as history:
+        with open_history(db, out) as history:
             new = history.add(entries)
         say(f"{len(new)} added, {len(entries) - len(new)} there already")
     if problems:
@@ -71,11 +81,15 @@ def add(
 def list_runs(profile: ProfileFilter = None, db: DbOption = None, out: options.OutOption = Path("runs")) -> int:
     """List the runs, oldest first, with verdict, commit and series; * marks a baseline.
 
+    [bold]Example[/bold]
+
+    decodegate history list --profile nightly
+
     [bold]Exit codes[/bold]
 
     0 listed, 2 wrong usage or bad input
     """
-    with _history(db, out) as history:
+    with open_history(db, out) as history:
         entries, baselines = history.entries(profile), {run for run, _ in history.baselines().values()}
     cells = []
     for entry in entries:
@@ -115,7 +129,7 @@ def trend(
     from validation.history.trend import by_series, courses, since
 
     stepped = False
-    with _history(db, out) as history:
+    with open_history(db, out) as history:
         baselines = history.baselines()
         for series, runs in by_series(history.entries(profile)).items():
             base = baselines.get(series, (None, ""))[0]
@@ -170,44 +184,6 @@ def compare(
     return 0
 
 
-@baseline_app.command("set")
-def set_baseline(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run of the history that passed.")],
-    db: DbOption = None,
-    out: options.OutOption = Path("runs"),
-) -> int:
-    """Make a run the baseline of its series. Nothing else moves a baseline.
-
-    [bold]Exit codes[/bold]
-
-    0 set, 2 no such run, or it did not pass
-    """
-    with _history(db, out) as history:
-        history.set_baseline(run, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}")
-    say(f"baseline: {run}")
-    return 0
-
-
-@baseline_app.command("show")
-def show_baselines(db: DbOption = None, out: options.OutOption = Path("runs")) -> int:
-    """List the baselines.
-
-    [bold]Exit codes[/bold]
-
-    0 listed, 2 wrong usage or bad input
-    """
-    with _history(db, out) as history:
-        for series, (run, since) in history.baselines().items():
-            say(f"series {series[:8]}: {run}, set {since}")
-    return 0
-
-
-def _history(db: Path | None, out: Path) -> History:
-    from validation.history.store import History
-
-    return History(db or out / "history.sqlite3")
-
-
 def _pair(first: str, second: str | None, db: Path | None, out: Path) -> tuple[Entry, Entry]:
     """The two runs, from their folders where there are such, else from the history; a baseline comes first."""
     from validation.history.entry import entry_of
@@ -216,13 +192,13 @@ def _pair(first: str, second: str | None, db: Path | None, out: Path) -> tuple[E
         path = Path(run) if "/" in run else out / run
         if path.is_dir():
             return entry_of(run_folder(run, out))
-        with _history(db, out) as history:
+        with open_history(db, out) as history:
             return history.entry(run)
 
     a = found(first)
     if second is not None:
         return a, found(second)
-    with _history(db, out) as history:
+    with open_history(db, out) as history:
         base = history.baselines().get(a.series)
         if base is None:
             raise UsageError(f"the series of run {a.id!r} has no baseline; name a second run, or set one")
