@@ -157,21 +157,20 @@ def repeats_needed(
         away = reach(seen.variance, seen.freedom, seen.step, alpha) + norm.ppf(power) * math.sqrt(seen.variance)
         return bool(away <= margin)
 
-    guess = _fewest(about, 1, most) or most
-    return _fewest(enough, max(1, guess * 3 // 4), most)
+    guess = _fewest(about, 0, 1, most)
+    # The exact answer is mostly within a tenth of the guess.
+    return None if guess is None else _fewest(enough, guess * 9 // 10 - 1, guess, most)
 
 
-def _fewest(enough: Callable[[int], bool], start: int, most: int) -> int | None:
-    """The fewest repeats that are enough, searched up and down from `start`; None where `most` are not."""
-    low, high = 0, start
+def _fewest(enough: Callable[[int], bool], low: int, high: int, most: int) -> int | None:
+    """The fewest repeats that are enough, about `low` to `high`; None where `most` are not."""
+    while low > 0 and enough(low):
+        low, high = low // 2, low
     while not enough(high):
         if high >= most:
             return None
         low, high = high, min(2 * high, most)
-    if low == 0:
-        while high > 1 and enough(high // 2):
-            high //= 2
-        low = high // 2
+    low = max(low, 0)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)

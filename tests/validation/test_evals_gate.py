@@ -91,10 +91,10 @@ def test_measuring_again_gives_the_same_bytes() -> None:
     assert GATE.measure(unit, context(THREE)) == honest()[unit.id]
 
 
-def test_a_leftover_logit_bias_turns_it_red() -> None:
+def test_answers_that_go_to_the_neighbouring_request_turn_it_red() -> None:
     """Fluent, well-formed, wrong: the score is all that shows it."""
-    given = settings(("aime25", 8, 0.2))
-    judged = GATE.judge(measured(given, "eval-bias-left-over"), context(given))
+    given = settings(("aime25", 6, 0.2))
+    judged = GATE.judge(measured(given, "eval-answers-swapped"), context(given))
     assert judged.verdict is Verdict.FAIL, judged.summary
     assert judged.findings[0].component == "aime25"
     assert any(table.title == "Flips, aime25" for table in judged.tables)

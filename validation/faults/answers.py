@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import torch
 
 from validation.faults.base import Kind
 from validation.faults.layer import Layer
@@ -13,7 +12,6 @@ from validation.faults.layer import Layer
 LAYER = Layer("answers", gate="evals", kind=Kind.ACCOUNTING)
 
 ENGINE = partial(LAYER.engine, "engine", gate="evals")
-SAMPLE = partial(LAYER.engine, "sample", gate="evals")
 
 _CAP = 24
 """Tokens; fewer than a worked answer takes."""
@@ -81,17 +79,20 @@ def _swallowed(right: Any) -> Any:
     return Faulty
 
 
-@SAMPLE(
-    "eval-bias-left-over",
-    "a finished request's logit bias stays in its row: the digit 1 is never drawn",
-    kind=Kind.STALE,
-    sources="kind of M131",
-    missed_by="logits, which are right; fluent, well-formed answers",
+@ENGINE(
+    "eval-answers-swapped",
+    "neighbouring requests of a batch get each other's answers",
+    kind=Kind.INDEX,
+    sources="kind of M88",
+    missed_by="logits and kernels, which are right; fluent, well-formed answers",
 )
-def _biased(right: Any) -> Any:
-    def faulty(logits: Any, params: Any, position: int) -> Any:
-        banned = torch.zeros_like(logits)
-        banned[..., ord("1")] = -torch.inf
-        return right(logits + banned, params, position)
+def _swapped(right: Any) -> Any:
+    class Faulty(right):  # type: ignore[misc]
+        def request(self, request_id: str) -> Any:
+            found = super().request(request_id)
+            neighbour = self._requests.get(str(int(request_id) ^ 1)) if request_id.isdigit() else None
+            if neighbour is None or self.unfinished:
+                return found
+            return replace(found, output=neighbour.output)
 
-    return faulty
+    return Faulty
