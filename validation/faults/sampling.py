@@ -37,10 +37,6 @@ def _temperature(right: Any) -> Any:
 
 
 for _component, _id, _title, _sources, _missed in (
-    ("accept", "accept-other-q", "acceptance ratio uses a distribution that the drafts were not drawn from", "M126",
-     "mean acceptance (which rises); greedy decoding"),
-    ("accept", "accept-token-residual", "block verification with the token-wise residual", "M127",
-     "sampled total variation (1e-3)"),
     ("scorer", "eval-first-repeat-only", "of several repeats only the first is scored", "M142", "the headline score"),
     ("scorer", "eval-underpowered", "a difference within noise is reported as a regression", "M132",
      "the headline score"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,21 +38,24 @@ class Subject:
     seed: int = 0
 
 
-def write_failure(path: Path, subject: Subject, failure: Failure) -> None:
-    """Keep the least failing case as a replay file."""
-    content = {
+def document(subject: Subject, case: Case, findings: Sequence[str]) -> dict[str, Any]:
+    """The content of a replay file, as plain JSON."""
+    return {
         "kind": KIND,
         "miniature": subject.small,
         "model": None if subject.model is None else str(subject.model),
         "decode_backend": subject.decode_backend,
         "faults": list(subject.faults),
         "seed": subject.seed,
-        "found_after_steps": failure.found_after,
-        "findings": list(failure.findings),
-        "case": as_json(failure.case),
+        "findings": list(findings),
+        "case": as_json(case),
     }
+
+
+def write_failure(path: Path, subject: Subject, failure: Failure) -> None:
+    """Keep the least failing case as a replay file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, pretty(content))
+    write_atomically(path, pretty(document(subject, failure.case, failure.findings)))
 
 
 def replay(content: Mapping[str, Any]) -> list[str]:

@@ -17,15 +17,17 @@ from validation.targets.schedule import NO_DRAFTS
 _MOST_DRAWN = 16
 
 _PROMPTS = st.one_of(
-    st.sampled_from((1, 17, 33, 16, 2, 14, 15, 18, 31, 32, 34, 48, 49, 64)), st.integers(1, LONGEST_PROMPT)
+    st.sampled_from((1, 17, 33, 12, 28, 18, 49, 2, 16, 32)),
+    st.sampled_from((12, 14, 17, 20)),
+    st.integers(1, LONGEST_PROMPT),
 )
-"""Lengths around page and prefix boundaries and one-token prompts, and any other."""
+"""One-token prompts, lengths at page and prefix boundaries and a few tokens before them, and any other."""
 
-_TEXTS = st.sampled_from((0, 0, 0, 0, *range(1, TEXTS)))
-"""Half of the requests continue one text, so that prefixes hit."""
+_TEXTS = st.sampled_from((0, 0, 0, 0, 0, *range(1, TEXTS)))
+"""More than half of the requests continue one text, so that prefixes hit."""
 
-_ACCEPTED = st.lists(st.sampled_from((0, NO_DRAFTS, 1, 2, 3, 5, 7)), max_size=4).map(tuple)
-_TOKENS = st.one_of(st.integers(1, MOST_TOKENS), st.sampled_from((3, 8, 11, MOST_TOKENS)))
+_ACCEPTED = st.lists(st.sampled_from((0, NO_DRAFTS, 1, 2, 3, 2, 7)), max_size=4).map(tuple)
+_TOKENS = st.one_of(st.sampled_from((MOST_TOKENS, 11, 8)), st.integers(1, MOST_TOKENS))
 
 _ARRIVALS = st.builds(Arrive, _TEXTS, _PROMPTS, _TOKENS, _ACCEPTED)
 _STEPS = st.builds(Steps, st.sampled_from((1, 2, 3, 5, 8, 20)))
@@ -36,17 +38,37 @@ _TAKES = st.builds(Take, st.sampled_from(HOW), st.integers(0, 7))
 _OPERATIONS: st.SearchStrategy[Operation] = st.one_of(_ARRIVALS, _ARRIVALS, _STEPS, _STEPS, _TAKES)
 
 
+_COMPANY = st.tuples(_ARRIVALS, st.lists(_OPERATIONS, min_size=3, max_size=_MOST_DRAWN - 1)).map(
+    lambda drawn: (drawn[0], *drawn[1])
+)
+"""Anything in any order, from a first arrival on."""
+
+_TURNS = st.lists(st.tuples(_TOKENS, st.integers(1, 9), _ACCEPTED), min_size=2, max_size=5)
+
+
+def _conversation(start: int, turns: list[tuple[int, int, tuple[int, ...]]]) -> tuple[Operation, ...]:
+    """Every turn's prompt is the one before with its answer and a few tokens more, once that has ended."""
+    operations: list[Operation] = []
+    for tokens, more, accepted in turns:
+        if start <= LONGEST_PROMPT:
+            operations += [Arrive(0, start, tokens, accepted), Steps(20)]
+        start += tokens + more
+    return tuple(operations)
+
+
+_CONVERSATIONS = st.builds(_conversation, st.integers(1, 30), _TURNS)
+
+
 def cases() -> st.SearchStrategy[Case]:
-    """Cases with a first arrival and up to 15 operations behind it."""
-    operations = st.tuples(_ARRIVALS, st.lists(_OPERATIONS, min_size=3, max_size=_MOST_DRAWN - 1))
+    """Cases of up to 16 operations: two thirds requests in company, one third conversations."""
     return st.builds(
         Case,
-        operations.map(lambda drawn: (drawn[0], *drawn[1])),
+        st.one_of(_COMPANY, _COMPANY, _CONVERSATIONS),
         max_batch=st.sampled_from((2, 1, 3, 5)),
         pages=st.one_of(st.none(), st.integers(LEAST_PAGES, LEAST_PAGES + 4)),
         prefill_chunk=st.sampled_from((64, 16, 5, 1)),
         prefix_block=st.sampled_from((16, 32)),
-        prefix_snapshots=st.sampled_from((0, 4, 8, 2)),
-        drafts=st.sampled_from((0, 3, 4, 5, 6, 7)),
+        prefix_snapshots=st.sampled_from((4, 0, 8, 2)),
+        drafts=st.sampled_from((3, 0, 3, 4, 5, 6, 7)),
         poisoned=st.booleans(),
     )

@@ -54,8 +54,9 @@ class ParityGate:
                 "schedules": subset(SCENARIOS),
                 "fuzz_seeds": positive_integer(1000),
                 "fuzz_steps": positive_integer(10**6),
+                "sampled_answers": positive_integer(10**6),
             },
-            optional=("schedules", "fuzz_seeds", "fuzz_steps"),
+            optional=("schedules", "fuzz_seeds", "fuzz_steps", "sampled_answers"),
         )
         if not wrong and ("fuzz_seeds" in settings) != ("fuzz_steps" in settings):
             wrong = "fuzz_seeds (searches) and fuzz_steps (engine steps of each) are given together"
@@ -142,7 +143,8 @@ class ParityGate:
                 "tokens": tokens,
                 "cells": {unit: cell.as_json() for unit, cell in judged.items()},
                 "schedules": {result["schedule"]: len(result["requests"]) for result in played.values()},
-                "fuzzed": {unit: {k: result[k] for k in ("steps", "case")} for unit, result in fuzzed.items()},
+                "fuzzed": {unit: result["steps"] for unit, result in fuzzed.items()},
+                "replays": {unit: result["replay"] for unit, result in fuzzed.items() if result["replay"]},
             },
             tables=[cell_table(results, judged), flip_table(results), *_schedule_tables(played, fuzzed)],
             plots=[position_plot(results), ratio_plot(judged), flip_plot(results)],

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from validation.fuzz.case import as_json
+from validation.fuzz.case import Case
+from validation.fuzz.files import Subject, document
 from validation.fuzz.search import search
-from validation.fuzz.trial import prepare
+from validation.fuzz.trial import Trial, prepare
 from validation.fuzz.verify import verify_cases
+from validation.gates import parity_rejection, parity_sampled
 from validation.gates.base import Context, Finding, Table, Unit
-from validation.targets.optional import Miniature
+from validation.targets.optional import Accepting, Miniature
 
 VERIFY = "verify-counts"
 """The unit of every number of drafts with every number of them accepted."""
@@ -18,10 +20,12 @@ VERIFY = "verify-counts"
 
 def fuzz_units(settings: Mapping[str, Any]) -> list[Unit]:
     """The verify steps, then one search for each seed; nothing where the profile does not fuzz."""
+    sampled = [Unit(parity_sampled.UNIT, {"fuzz": parity_sampled.UNIT})] if settings.get("sampled_answers") else []
     if not settings.get("fuzz_seeds", 0):
-        return []
+        return sampled
     searches = [Unit(f"fuzz-{number}", {"fuzz": number}) for number in range(settings["fuzz_seeds"])]
-    return [Unit(VERIFY, {"fuzz": VERIFY}), *searches]
+    exact = [Unit(name, {"fuzz": name}) for name in (parity_rejection.UNIT, VERIFY)]
+    return [*exact, *sampled, *searches]
 
 
 def fuzz_refusal(context: Context) -> str | None:
@@ -33,23 +37,59 @@ def fuzz_refusal(context: Context) -> str | None:
 
 def measure_fuzz(unit: Unit, context: Context) -> dict[str, Any]:
     """Plain JSON: cases and steps, and the least failing case with what is wrong in it."""
+    kind = unit.params["fuzz"]
+    if kind == parity_rejection.UNIT:
+        return _rejection(context)
+    if kind == parity_sampled.UNIT:
+        return _sampled(context)
     trial = prepare(context.target, context.baseline, context.candidate, True, context.seed)
-    if unit.params["fuzz"] == VERIFY:
-        return {"fuzz": VERIFY, **_verify_steps(trial)}
-    found = search(trial, context.seed * 1000 + unit.params["fuzz"], context.settings["fuzz_steps"])
+    if kind == VERIFY:
+        return {"fuzz": VERIFY, **_verify_steps(trial, context)}
+    found = search(trial, context.seed * 1000 + kind, context.settings["fuzz_steps"])
     failure = found.failure
     return {
-        "fuzz": unit.params["fuzz"],
+        "fuzz": kind,
         "cases": found.cases,
         "steps": found.steps,
         "findings": list(failure.findings) if failure else [],
-        "operations": len(failure.case.operations) if failure else 0,
-        "case": as_json(failure.case) if failure else None,
+        **_kept(context, failure.case if failure else None, failure.findings if failure else ()),
     }
 
 
-def _verify_steps(trial: Any) -> dict[str, Any]:
-    cases, findings, failing = 0, [], None
+def _rejection(context: Context) -> dict[str, Any]:
+    arm = context.target.open(context.candidate)
+    chains = parity_rejection.measure_rejection(arm, context.seed) if isinstance(arm, Accepting) else []
+    found = [finding.message for finding in parity_rejection.rejection_findings(parity_rejection.UNIT, chains)]
+    return {
+        "fuzz": parity_rejection.UNIT,
+        "cases": len(chains),
+        "steps": 0,
+        "chains": chains,
+        "findings": found,
+        **_NONE,
+    }
+
+
+def _sampled(context: Context) -> dict[str, Any]:
+    seen = parity_sampled.measure_sampled(context, context.settings["sampled_answers"])
+    findings = [finding.message for finding in parity_sampled.sampled_findings(parity_sampled.UNIT, seen)]
+    return {"fuzz": parity_sampled.UNIT, "cases": seen["sampled"], "steps": 0, "findings": findings, **seen, **_NONE}
+
+
+_NONE: dict[str, Any] = {"operations": 0, "replay": None}
+
+
+def _kept(context: Context, case: Case | None, findings: Sequence[str]) -> dict[str, Any]:
+    """A failing case as a file of the run's replays, which holds all that playing it again needs."""
+    if case is None:
+        return _NONE
+    candidate = context.candidate
+    subject = Subject(decode_backend=candidate.decode_backend, faults=tuple(f.id for f in candidate.faults))
+    return {"operations": len(case.operations), "replay": document(subject, case, findings)}
+
+
+def _verify_steps(trial: Trial, context: Context) -> dict[str, Any]:
+    cases, findings, failing = 0, list[str](), None
     for name, case in verify_cases():
         cases += 1
         own = [f"{name}: {message}" for message in trial.findings(case)]
@@ -59,8 +99,7 @@ def _verify_steps(trial: Any) -> dict[str, Any]:
         "cases": cases,
         "steps": trial.steps.total(),
         "findings": findings[:_FINDINGS],
-        "operations": len(failing.operations) if failing else 0,
-        "case": as_json(failing) if failing else None,
+        **_kept(context, failing, findings[:_FINDINGS]),
     }
 
 
@@ -69,10 +108,12 @@ _FINDINGS = 10
 
 
 def fuzz_findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:
-    """What is wrong in the least failing case."""
+    """What is wrong: with the rule of acceptance, or in the least failing case."""
+    kind = result["fuzz"]
+    component = "accept" if kind in (parity_rejection.UNIT, parity_sampled.UNIT) else "engine"
+    where = f"random schedule of {result['operations']} operations: " if isinstance(kind, int) else ""
     for message in result["findings"]:
-        where = "verify steps" if result["fuzz"] == VERIFY else f"random schedule of {result['operations']} operations"
-        yield Finding("engine", f"{where}: {message}", unit)
+        yield Finding(component, f"{where}{message}", unit)
 
 
 def fuzz_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -83,7 +124,7 @@ def fuzz_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
     ]
     caption = (
         "Requests under random schedules against their solo runs, on a miniature of the model; allowed is no breach. "
-        "The case of a failing unit is in its metrics, for decodegate replay."
+        "A failing unit's case is among the run's replays, for decodegate replay."
     )
     return Table(
         "Random schedules", ["unit", "cases", "engine steps", "breaches", "operations of the least"], rows, caption

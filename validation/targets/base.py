@@ -46,6 +46,9 @@ class Capability(StrEnum):
 class ArmConfig:
     """How a target decodes in one arm of a comparison.
 
+    `draft_sampling`: drafts are their drafter's first choice ("greedy"), or drawn from its distribution and verified by
+    rejection sampling ("sampled").
+
     `substitutions` are (op, layer) places at which the arm runs the baseline's op instead of its own; the layer after
     the last is the model's head. With `boundaries` a teacher-forced step also tells what passed between its layers.
     """
@@ -58,6 +61,7 @@ class ArmConfig:
     max_batch: int = 64
     max_context: int = 1024
     drafts: int = 0
+    draft_sampling: str = "greedy"
     faults: tuple[Fault, ...] = ()
     substitutions: tuple[tuple[str, int], ...] = ()
     boundaries: bool = False

@@ -178,6 +178,7 @@ class BuiltinTarget:
                 max_batch=config.max_batch,
                 max_context=config.max_context,
                 drafts=config.drafts,
+                draft_sampling=config.draft_sampling,
             )
             reasons = self._refusals(deployment)
             if reasons:
@@ -286,6 +287,13 @@ class BuiltinArm:
         """The rank programs of `decode_impl.parallel` and their parts."""
         table: Mapping[str, Any] = self._runner.parts["collectives"]()
         return table
+
+    def accept(
+        self, p: Tensor, q: Tensor, draft: int, accept_number: float, residual_number: float
+    ) -> tuple[int, bool]:
+        """One draft under the engine's rule of rejection sampling."""
+        token, accepted = self._runner.parts["accept"](p, q, draft, accept_number, residual_number)
+        return int(token), bool(accepted)
 
     def counters(self) -> Counters:
         """Steps by path and fallbacks by reason."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from torch import Tensor
+
 from evals.samples import Request, Sample
 from validation.targets.base import ArmConfig, Target
 
@@ -41,6 +43,17 @@ class Miniature(Protocol):
 
     def miniature(self) -> Target:
         """The same engine over that model; always the same one."""
+        ...
+
+
+@runtime_checkable
+class Accepting(Protocol):
+    """An arm whose rule of rejection sampling can be asked about one draft."""
+
+    def accept(
+        self, p: Tensor, q: Tensor, draft: int, accept_number: float, residual_number: float
+    ) -> tuple[int, bool]:
+        """The token to commit, and whether it is the draft; p, q f64 [vocab], numbers uniform in [0, 1)."""
         ...
 
 
