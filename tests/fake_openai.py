@@ -47,6 +47,7 @@ class FakeServer:
     answer: Callable[[Body], Body | bytes] = lambda asked: chat_reply("right", asked)
     faults: list[Fault] = field(default_factory=list)
     models: list[str] = field(default_factory=lambda: ["tiny"])
+    owned_by: str = "someone"
     pages: dict[str, str] = field(default_factory=dict)
     port: int = 0
     seen: list[bytes] = field(default_factory=list)
@@ -73,12 +74,15 @@ class FakeServer:
 
 
 def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
+    def model(name: str) -> Body:
+        return {"id": name, "owned_by": server.owned_by}
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             if self.path.endswith("/v1/models"):
-                self._send(200, json.dumps({"data": [{"id": name} for name in server.models]}).encode())
+                self._send(200, json.dumps({"data": [model(name) for name in server.models]}).encode())
             elif self.path in server.pages:
                 self._send(200, server.pages[self.path].encode())
             else:

@@ -7,15 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_openai import FakeServer, Fault, chat_reply, serving
 
 from evals.samples import Request
 from validation.cli.app import main
+from validation.gates.base import Context, GateResult
+from validation.gates.parity import ParityGate
 from validation.targets.base import ArmConfig, Capability, TargetError
-from validation.targets.openai import UNSHOWN, OpenAITarget
+from validation.targets.openai import OpenAITarget
+from validation.targets.openai_arm import UNSHOWN
 from validation.targets.registry import load_target
-from validation.verdict import EXIT_USAGE
+from validation.verdict import EXIT_USAGE, Verdict
 
 INFO = "/server_info?config_format=json"
 BASELINE = ArmConfig("baseline")
@@ -63,8 +67,8 @@ REQUEST = Request(
 def test_it_can_answer_chats_and_nothing_else(baseline: FakeServer, candidate: FakeServer) -> None:
     target = target_of(baseline, candidate)
     assert target.capabilities == {Capability.CONVERSE}
-    with pytest.raises(TargetError, match="cannot be asked for forced decode"):
-        target.open(BASELINE).forced_decode([[1]], 1)
+    with pytest.raises(TargetError, match="cannot be asked for run op"):
+        target.open(BASELINE).run_op("x", {})
 
 
 def test_answers_of_both_servers_come_back_and_are_kept(
@@ -265,6 +269,59 @@ def test_a_comparison_that_a_server_ended_is_resumed_and_asks_only_what_is_left(
     assert len(a.seen) < 2 * ITEMS * REPEATS
     journal = next((tmp_path / "runs").glob("*/target/*.jsonl")).read_bytes()
     assert journal.count(b"\n") == 1 + 2 * ITEMS * REPEATS
+
+
+VOCAB = 260
+
+
+def forceable(wrong: float = 0.0, follows: bool = True) -> FakeServer:
+    """A vLLM whose logits are a function of the text, with some noise; `wrong` makes them another's."""
+    noise = np.random.default_rng(0)
+
+    def step(tokens: list[int]) -> dict[str, float]:
+        logits = 2 * np.random.default_rng(tokens[-4:]).standard_normal(VOCAB) + 0.01 * noise.standard_normal(VOCAB)
+        logits += wrong * np.random.default_rng([9, *tokens[-4:]]).standard_normal(VOCAB)
+        return {f"token_id:{i}": float(logit) for i, logit in enumerate(logits)}
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        if asked["_path"] == "/tokenize":
+            return {"tokens": [byte % VOCAB for byte in asked["prompt"].encode()]}
+        forced, prompt = asked["vllm_xargs"]["decodegate_forced"], asked["prompt"]
+        told = {
+            "tokens": [f"token_id:{token if follows else 7}" for token in forced],
+            "top_logprobs": [step([*prompt, *forced[:i]]) for i in range(len(forced))],
+        }
+        return {"choices": [{"text": "", "logprobs": told}]}
+
+    return FakeServer(answer=answer, owned_by="vllm")
+
+
+def parity_of(candidate: FakeServer) -> GateResult:
+    settings = {
+        "prompt_length": 8,
+        "decode_length": 6,
+        "min_sequences": 8,
+        "cells": [{"kv_cache_dtype": "bf16", "tensor_parallel": [1], "batches": [4]}],
+    }
+    with serving(forceable()) as a, serving(candidate) as b:
+        target = target_of(a, b)
+        assert {Capability.TEACHER_FORCED, Capability.FULL_LOGITS} <= target.capabilities
+        context = Context(target, BASELINE, AS_IT_IS, 0, settings)
+        gate = ParityGate()
+        return gate.judge({unit.id: gate.measure(unit, context) for unit in gate.plan(context)}, context)
+
+
+def test_servers_that_can_be_forced_are_judged_by_parity() -> None:
+    assert parity_of(forceable()).verdict is Verdict.PASS
+    assert parity_of(forceable(wrong=0.2)).verdict is Verdict.FAIL
+
+
+def test_a_server_that_leaves_the_given_tokens_is_not_judged_by_parity() -> None:
+    with serving(forceable()) as a, serving(forceable(follows=False)) as b:
+        target = target_of(a, b)
+    assert target.capabilities == {Capability.CONVERSE}
+    with pytest.raises(TargetError, match="unless you start it with --max-logprobs -1"):
+        target.open(BASELINE).forced_decode([[1, 2]], 1)
 
 
 def test_api_keys_are_in_no_file_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

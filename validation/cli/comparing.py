@@ -199,6 +199,11 @@ def _profile(name: str, target: dict[str, Any], backend: Backend) -> Any:
     seeing = [gate for gate in base.gates if load_gate(gate).needs <= OpenAITarget.capabilities]
     if not seeing:
         raise UsageError(f"profile {name!r} has no gate that can judge a server; one with [gates.evals] is needed")
+    gates = {name: dict(settings) for name, settings in base.gates.items()}
+    if "parity" in gates:
+        # A server is what it was started as: one cell, and no schedule of ours.
+        cell: Any = {"kv_cache_dtype": base.baseline.kv_cache_dtype, "tensor_parallel": [1], "batches": [1, 8]}
+        gates["parity"] |= {"cells": [cell], "schedules": []}
     own = "auto" if backend is Backend.ANY else backend.value
     return profile_from(
         {
@@ -208,6 +213,7 @@ def _profile(name: str, target: dict[str, Any], backend: Backend) -> Any:
             "baseline": {**base.baseline.model_dump(), "decode_backend": "auto"},
             "candidate": {**base.candidate.model_dump(), "decode_backend": own},
             "required": seeing,
+            "gates": gates,
         },
         name,
     )

@@ -21,15 +21,20 @@ from evals.runner.journal import JournalError
 from evals.runner.run import CONCURRENCY, run_requests
 from evals.samples import Request, Sample
 from validation.errors import one_line
-from validation.targets.base import ArmConfig, Capability, Counters, TargetError
+from validation.targets.base import ArmConfig, Capability, TargetError
+from validation.targets.openai_arm import OpenAIArm
 from validation.targets.openai_evidence import SPECIALIZED, Evidence, gather
+from validation.targets.openai_forced import (
+    OpenAIForcedDecode,
+    can_be_forced,
+    forced_logits,
+    tokens_of,
+)
 
 HOW_TO_SHOW = (
     "start vLLM with VLLM_SERVER_DEV_MODE=1, name a sign that its log or metrics then hold, or compare it as it is "
     "(decode_backend 'auto' in both arms)"
 )
-UNSHOWN = "the server shows no sign of it"
-"""Why answers of an arm that was asked for its own path count as fallbacks."""
 
 
 class _Options(BaseModel):
@@ -69,6 +74,7 @@ class OpenAITarget:
 
     name = "openai"
     capabilities = frozenset({Capability.CONVERSE})
+    """Of every pair of servers. Two that can be forced have more, see `openai_forced`."""
 
     def __init__(self, options: OpenAIOptions) -> None:
         self.options = options
@@ -78,10 +84,13 @@ class OpenAITarget:
         self._folder: Path | None = None
         self._arms: dict[ArmConfig, OpenAIArm] = {}
         self._evidence: dict[str, Evidence] = {}
+        self._tokens: dict[str, list[int]] = {}
         try:
             self._endpoints = {arm: self.server(arm).endpoint() for arm in ("baseline", "candidate")}
             for arm, endpoint in self._endpoints.items():
                 self._evidence[arm] = self._gather(arm, endpoint)
+            if all(self._can_be_forced(arm) for arm in self._endpoints):
+                self.capabilities |= {Capability.TEACHER_FORCED, Capability.FULL_LOGITS}
         except (EndpointError, EndpointDown) as error:
             raise TargetError(str(error)) from None
 
@@ -142,7 +151,7 @@ class OpenAITarget:
             reason = f"nothing would show that its server runs {SPECIALIZED}: {HOW_TO_SHOW}"
         if reason:
             raise TargetError(f"arm {config.name}: {reason}")
-        return self._arms.setdefault(config, OpenAIArm(config))
+        return self._arms.setdefault(config, OpenAIArm(config, self))
 
     def samples(self, requests: Sequence[Request], arms: Sequence[ArmConfig]) -> list[Sample]:
         """Ask both servers, interleaved; every answer is kept before the next is waited for.
@@ -168,6 +177,21 @@ class OpenAITarget:
             self._arms[arm].count(sum(sample.arm == arm.name for sample in samples), self._evidence[arm.name])
         return samples
 
+    def forced_decode(
+        self, arm: OpenAIArm, sequences: Sequence[Sequence[int]], prompt_length: int
+    ) -> OpenAIForcedDecode:
+        """Decode fixed tokens on an arm's server."""
+        name = arm.config.name
+        logits = forced_logits(self._endpoints[name], *self._asked(name), sequences, prompt_length)
+        path = arm.count(len(logits), self._evidence[name])
+        return OpenAIForcedDecode(logits, path, prompt_length)
+
+    def _can_be_forced(self, arm: str) -> bool:
+        return self._evidence[arm].is_vllm and can_be_forced(self._endpoints[arm], *self._asked(arm))
+
+    def _asked(self, arm: str) -> tuple[str, Limits]:
+        return self._evidence[arm].identity["model"], self._limits
+
     def _gather(self, arm: str, endpoint: Endpoint) -> Evidence:
         server = self.server(arm)
 
@@ -186,9 +210,16 @@ class OpenAITarget:
                 raise TargetError(f"the {arm}'s server is no longer what it was: {changed}; start a new run")
             self._evidence[arm] = now
 
-    def tokens(self, text: str) -> NoReturn:
-        """Not possible here."""
-        raise TargetError("the servers' tokenizers are not used; text goes in and comes out")
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of `text` by the baseline's server, in pieces that it surely takes.
+
+        Raises:
+            TargetError: it does not tell, as only vLLM does.
+        """
+        if text not in self._tokens:
+            model, limits = self._asked("baseline")
+            self._tokens[text] = tokens_of(self._endpoints["baseline"], model, limits, text)
+        return self._tokens[text]
 
     def text(self, tokens: Sequence[int]) -> NoReturn:
         """Not possible here."""
@@ -205,33 +236,3 @@ class OpenAITarget:
     def dims(self) -> Mapping[str, int]:
         """None: the servers' models are not seen."""
         return {}
-
-
-class OpenAIArm:
-    """One server. It counts its answers; those of an own path that the server does not show are fallbacks."""
-
-    def __init__(self, config: ArmConfig) -> None:
-        self.config = config
-        self._steps: dict[str, int] = {}
-        self._fallbacks: dict[str, int] = {}
-
-    def count(self, answers: int, evidence: Evidence) -> None:
-        """Note answers as steps of the path that the server shows."""
-        own = self.config.decode_backend != "auto"
-        path = "specialized" if own and evidence.shown else "generic"
-        self._steps[path] = self._steps.get(path, 0) + answers
-        if own and not evidence.shown:
-            self._fallbacks[UNSHOWN] = self._fallbacks.get(UNSHOWN, 0) + answers
-
-    def counters(self) -> Counters:
-        """Answers, by the path that the server shows."""
-        return Counters(dict(self._steps), dict(self._fallbacks))
-
-    def ops(self) -> frozenset[str]:
-        """None: ops run inside the server alone."""
-        return frozenset()
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in ("run_op", "forced_decode", "generate", "answer"):
-            raise TargetError(f"a server cannot be asked for {name.replace('_', ' ')}")
-        raise AttributeError(name)

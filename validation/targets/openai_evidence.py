@@ -36,6 +36,7 @@ class Evidence:
     identity: Mapping[str, str] = field(default_factory=dict)
     shown: bool = False
     why: str = ""
+    is_vllm: bool = False
 
     def contradicts(self, config: ArmConfig) -> str:
         """What the server says of itself that the arm's configuration denies; empty where nothing does."""
@@ -78,7 +79,9 @@ async def gather(client: Client, log: str, sign: str) -> Evidence:
         **dict(_configured(info, metrics)),
     }
     shown, why = _shown(identity, metrics, _tail(log), sign)
-    return Evidence({name: one_line(value)[:300] for name, value in identity.items()}, shown, why)
+    return Evidence(
+        {name: one_line(value)[:300] for name, value in identity.items()}, shown, why, entry.get("owned_by") == "vllm"
+    )
 
 
 def _configured(info: Mapping[str, Any], metrics: str) -> Iterator[tuple[str, str]]:
