@@ -36,6 +36,6 @@ for _op, _name, _value, _sources in NUMBERS:
     LAYER.op(
         _op,
         f"{_op}-{_name}-compiled-in".replace("_", "-"),
-        f"{_name} is {_value:g}, whatever the call says",
+        f"{_name} of {_op} is {_value:g}, whatever the call says",
         sources=_sources,
     )(_fixed(_name, _value))
