@@ -273,7 +273,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         "",
         f"torch {report['torch']}, Triton {report['triton']}, copy bandwidth {report['copy_tb_s']:.2f} TB/s, "
         f"empty graph {report['empty_graph_us']:.1f} us (part of every figure from a graph), "
-        f"dependent launches {'on' if report['dependent_launches'] else 'off'}, {report['seconds']:.0f} s",
+        f"{report['seconds']:.0f} s",
         "",
         "| op | TP | rows | MB | least us | kernel us | of limit | cuBLAS us | ratio | generic us | ratio |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -324,8 +324,6 @@ def main() -> None:
         parser.error("no CUDA device; this measures one")
     import triton
 
-    from decode_impl.specialized.kernels.common import PDL
-
     begun = time.monotonic()
     chosen.out.mkdir(parents=True, exist_ok=True)
     warm_cache()
@@ -338,7 +336,6 @@ def main() -> None:
             "triton": triton.__version__,
             "copy_tb_s": bandwidth / 1e12,
             "empty_graph_us": bench.empty_graph_us(),
-            "dependent_launches": bool(PDL),
             "compile_s": time.monotonic() - begun,
             "context": CONTEXT,
             "top_k": TOP_K,

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decode_impl.specialized.kernels.common import LAUNCH, aligned, begin, bf16, exp, f32
+from decode_impl.specialized.kernels.common import aligned, bf16, exp, f32
 from decode_impl.specialized.kernels.projection import projection
 from decode_impl.specialized.kernels.ranks import group_of, rank_sum, same_strides
 
@@ -48,7 +48,6 @@ def attn_res_kernel(
     CHUNK: tl.constexpr,
 ):
     """Grid (rows,)."""
-    begin()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK_H)
     inside = i < WIDTH
@@ -158,7 +157,6 @@ def _mix(
         BLOCK_H=triton.next_power_of_2(width),
         CHUNK=min(1024, triton.next_power_of_2(width)),
         num_warps=16 if width > 1024 else 4,
-        **LAUNCH,
     )
     return new_prefix, mixed
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from decode_impl.specialized.kernels.common import begin, bf16, f32
+from decode_impl.specialized.kernels.common import bf16, f32
 from decode_impl.specialized.kernels.signals import (
     CONTRIBUTE,
     DATA,
@@ -50,7 +50,6 @@ def one_shot_kernel(
     RANKS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, STALLED: tl.constexpr, WRONG: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles,). bf16 x [n] to y [n]: FP32 sum of groups of GROUP ranks in order, then of the groups in order."""
-    begin()
     tile, i = tl.program_id(0), tl.arange(0, BLOCK)
     inside = tile * BLOCK + i < n
     if not has_failed(failure):
@@ -91,7 +90,6 @@ def two_shot_kernel(
 ):  # fmt: skip
     """Grid (tiles,). bf16 x [n] to y [n]: FP32 sums in rank order, each by the rank that owns the piece; RANKS divides
     BLOCK."""
-    begin()
     PIECE: tl.constexpr = BLOCK // RANKS
     tile, i = tl.program_id(0), tl.arange(0, PIECE)
     if not has_failed(failure):
@@ -141,7 +139,6 @@ def in_place_kernel(
     RANKS: tl.constexpr, BLOCK: tl.constexpr, STALLED: tl.constexpr, WRONG: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles,). Sums bf16 inputs [n], which lie at byte `inputs_at` of every workspace, in rank order to y [n]."""
-    begin()
     tile, i = tl.program_id(0), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if not has_failed(failure):
         epoch = epoch_of(epochs, tile, WRONG)
@@ -178,7 +175,6 @@ def agree_kernel(
 
     `tile` is the tile of the agreement, which no sum uses; its words lie at `words_at`, int32 [SLOTS, RANKS].
     """
-    begin()
     if not has_failed(failure):
         epoch = next_epoch(tl.load(epochs + tile))
         told, mine = flag_value(epoch, GATHER), tl.load(word_ptr)

@@ -1,4 +1,4 @@
-"""What the kernels share: elementary functions, launch geometry, and the counters of the split-K reduction.
+"""What the kernels share: elementary functions, casts, and the counters of the split-K reduction.
 
 Triton's `tl.exp` is `ex2.approx(x * log2(e))`, whose relative error grows with |x|; the contract allows 2 ULP of each
 function. So the functions here reduce their argument first. They call no library, and run under the interpreter too.
@@ -7,7 +7,6 @@ function. So the functions here reduce their argument first. They call no librar
 from __future__ import annotations
 
 import functools
-import os
 
 import torch
 import triton
@@ -17,27 +16,10 @@ from torch import Tensor
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Whether kernels run under Triton's interpreter (TRITON_INTERPRET=1 at import): it knows no inline PTX."""
 
-PDL = tl.constexpr(os.environ.get("DECODEGATE_PDL") == "1" and not triton.knobs.runtime.interpret)
-"""Whether kernels are launched dependent on the one before (DECODEGATE_PDL=1 at import; off until it is measured)."""
-
-LAUNCH: dict[str, bool] = {"launch_pdl": True} if PDL else {}
-"""Options of every launch."""
-
 MULTIPROCESSORS = 132
 """CTAs that fill an H200 once. A constant, not a property of the device: it decides reduction orders, hence bits."""
 
 _COUNTERS = 1 << 16
-
-
-@triton.jit
-def begin():
-    """What every kernel begins with: let the next one launch, then wait until the one before has ended.
-
-    Nothing is read or written before it, so that every grid ends after all grids before it.
-    """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from decode_impl.mxfp4 import MXFP4Weight
 from decode_impl.specialized.contract import batch_bin
-from decode_impl.specialized.kernels.common import LAUNCH, begin, bf16, counters, f32, situ
+from decode_impl.specialized.kernels.common import bf16, counters, f32, padded_rows, situ
 from decode_impl.specialized.kernels.mxfp4 import mxfp4_dot, scale_factors
 from decode_impl.specialized.kernels.split_k import arrived_last, collect, publish, slices
 
@@ -38,7 +38,6 @@ def group_kernel(ids_ptr, order_ptr, work_ptr, pairs, ALL: tl.constexpr, OWN: tl
 
     order[i]: the pair at sorted place i. work[i]: pairs of the block that begins there, 0 where none begins.
     """
-    begin()
     every = tl.arange(0, ALL)
     own = tl.program_id(0) * OWN + tl.arange(0, OWN)
     all_ids = tl.load(ids_ptr + every, mask=every < pairs, other=1 << 30).to(tl.int32)
@@ -92,7 +91,6 @@ def fc1_kernel(
     STAGES: tl.constexpr,
 ):
     """Grid (tiles of BLOCK_N / 2 hidden columns, splits of L, blocks). A tile alternates rows of gate and up."""
-    begin()
     tile, split, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count, pair = _block(order_ptr, work_ptr, place, PAIRS, GROUPED)
     if count > 0:
@@ -191,7 +189,6 @@ def fc2_kernel(
     STAGES: tl.constexpr,
 ):
     """Grid (tiles of L, blocks)."""
-    begin()
     tile, place = tl.program_id(0), tl.program_id(1)
     count, pair = _block(order_ptr, work_ptr, place, PAIRS, GROUPED)
     if count > 0:
@@ -210,7 +207,6 @@ def fc2_kernel(
 @triton.jit
 def slots_kernel(result_ptr, weights_ptr, out_ptr, weights_stride, latent, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (rows, tiles of L): the weighted sum over slots, in slot order."""
-    begin()
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < latent
     total = tl.zeros([BLOCK], tl.float32)
@@ -241,11 +237,11 @@ def experts(
     work = torch.empty_like(order)
     if grouped:
         group_kernel[triton.cdiv(pairs, 16),](
-            ids, order, work, pairs, ALL=triton.next_power_of_2(pairs), OWN=16, PAIRS=_PAIRS, num_warps=4, **LAUNCH
+            ids, order, work, pairs, ALL=triton.next_power_of_2(pairs), OWN=16, PAIRS=_PAIRS, num_warps=4
         )
     hidden = torch.empty(pairs, width, dtype=torch.bfloat16, device=z.device)
     tiles = triton.cdiv(width, _BLOCK_N // 2)
-    splits, per_slice = slices(tiles * batch_bin(rows) * top_k, triton.cdiv(latent, _BLOCK_K), per_multiprocessor=2)
+    splits, per_slice = slices(tiles * batch_bin(rows) * top_k, triton.cdiv(latent, _BLOCK_K), padded_rows(rows))
     size = pairs * tiles * splits * _PAIRS * _BLOCK_N if splits > 1 else 0
     fc1_kernel[tiles, splits, pairs](
         z,
@@ -272,7 +268,6 @@ def experts(
         SLICE=per_slice * _BLOCK_K,
         STAGES=4,
         num_warps=4,
-        **LAUNCH,
     )
     results = torch.empty(pairs, latent, dtype=torch.bfloat16, device=z.device)
     fc2_kernel[triton.cdiv(latent, _BLOCK_N), pairs](
@@ -293,10 +288,9 @@ def experts(
         BLOCK_K=128 if width % 128 == 0 else _BLOCK_K,
         STAGES=4,
         num_warps=4,
-        **LAUNCH,
     )
     block = 256
     slots_kernel[rows, triton.cdiv(latent, block)](
-        results, weights, out, weights.stride(0), latent, TOP_K=top_k, BLOCK=block, num_warps=2, **LAUNCH
+        results, weights, out, weights.stride(0), latent, TOP_K=top_k, BLOCK=block, num_warps=2
     )
     return out

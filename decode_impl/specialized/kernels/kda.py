@@ -27,7 +27,7 @@ from torch import Tensor
 
 from decode_impl.config import L2_NORM_EPS, O_NORM_EPS
 from decode_impl.specialized.contract import batch_bin
-from decode_impl.specialized.kernels.common import LAUNCH, MULTIPROCESSORS, begin, bf16, exp, f32, sigmoid
+from decode_impl.specialized.kernels.common import MULTIPROCESSORS, bf16, exp, f32, sigmoid
 
 
 @triton.jit
@@ -59,7 +59,6 @@ def kda_kernel(
     CHUNK: tl.constexpr,
 ):
     """Grid (heads, requests). D is the head size."""
-    begin()
     head, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     size = heads * D
     d = tl.arange(0, D)
@@ -199,7 +198,6 @@ def kda_verify(
         L2_EPS=L2_NORM_EPS,
         O_EPS=O_NORM_EPS,
         SCALE=head_dim**-0.5,
-        **LAUNCH,
         **_occupancy(heads, requests, width, head_dim),
     )
     return y

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decode_impl.specialized.contract import KV_BLOCK, split_pages
-from decode_impl.specialized.kernels.common import INTERPRETED, LAUNCH, begin, bf16, dot, from_e4m3
+from decode_impl.specialized.kernels.common import INTERPRETED, bf16, dot, from_e4m3
 
 LOG2E = 1.4426950408889634
 _HEADS = 16
@@ -59,7 +59,6 @@ def mla_split_kernel(
 
     The interpreter cannot loop to a bound that was loaded: it goes over the whole split, whose other blocks are masked.
     """
-    begin()
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     head = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
     first = split * SPLIT_KEYS
@@ -123,7 +122,6 @@ def mla_merge_kernel(
     BLOCK_C: tl.constexpr,
 ):
     """Grid (rows, heads, tiles of the latent)."""
-    begin()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c, split = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     length = tl.load(lengths_ptr + row * length_stride)
@@ -187,7 +185,6 @@ def mla_attend(
         KEYS=KV_BLOCK,
         STAGES=3,
         num_warps=4,
-        **LAUNCH,
     )
     block_c = min(128, block_c)
     mla_merge_kernel[rows, heads, triton.cdiv(kv_rank, block_c)](
@@ -204,6 +201,5 @@ def mla_attend(
         BLOCK_S=triton.next_power_of_2(splits),
         BLOCK_C=block_c,
         num_warps=4,
-        **LAUNCH,
     )
     return latent

@@ -1,7 +1,7 @@
 """The MLA query front: both norms and the cache row; q_b; W_UK absorb and the (quantised) query row. Three launches.
 
 - a: bf16 [n, q_rank + C + R] = q_c | kv_c | k_pe, rows at any stride; norm weights bf16;
-  q_b: bf16 [h*(nope+R), q_rank]; w_uk: bf16 [h, nope, C]; positions: i64 [n].
+  q_b: bf16 [h*(nope+R), q_rank]; w_uk: bf16 [h, nope, C]; positions: i64 [n] at any stride.
 - cache: bf16 or u8 (E4M3) [pages, page, C+R], rows at any stride, 64-bit offsets. Row `positions[i]` is written with
   `[kv_n | k_pe]`; positions inside page 0 are null and write nothing.
 - q: bf16 or u8 [n, h, C+R] = `[q_nope @ w_uk | q_rope]` per head, fully written, null rows too.
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decode_impl.specialized.contract import batch_bin
-from decode_impl.specialized.kernels.common import LAUNCH, aligned, begin, bf16, dot, f32, padded_rows, to_e4m3
+from decode_impl.specialized.kernels.common import aligned, bf16, dot, f32, padded_rows, to_e4m3
 from decode_impl.specialized.kernels.norms import norm_warps, normalised
 from decode_impl.specialized.kernels.projection import projection
 
@@ -34,6 +34,7 @@ def mla_norms_kernel(
     a_stride,
     page_stride,
     row_stride,
+    position_stride,
     page,
     q_rank,
     kv_rank,
@@ -44,7 +45,6 @@ def mla_norms_kernel(
     BLOCK_R: tl.constexpr,
 ):
     """Grid (rows, 2): the query latent of a row, or its cache row."""
-    begin()
     row = tl.program_id(0).to(tl.int64)
     a = a_ptr + row * a_stride
     if tl.program_id(1) == 0:
@@ -53,7 +53,7 @@ def mla_norms_kernel(
         weight = f32(tl.load(q_weight_ptr + i, mask=i < q_rank, other=0.0))
         tl.store(q_n_ptr + row * q_rank + i, normalised(x, weight, eps, q_rank), mask=i < q_rank)
     else:
-        position = tl.load(positions_ptr + row)
+        position = tl.load(positions_ptr + row * position_stride)
         if position >= page:
             to = cache_ptr + position // page * page_stride + position % page * row_stride
             i, r = tl.arange(0, BLOCK_KV), tl.arange(0, BLOCK_R)
@@ -92,7 +92,6 @@ def mla_absorb_kernel(
     BLOCK_R: tl.constexpr,
 ):
     """Grid (heads, tiles of C, and one more that copies the rope part)."""
-    begin()
     head, tile = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, ROWS)
     width = kv_rank + rope
@@ -142,6 +141,7 @@ def mla_query(
         a.stride(0),
         cache.stride(0),
         cache.stride(1),
+        positions.stride(0),
         cache.shape[1],
         q_rank,
         kv_rank,
@@ -151,7 +151,6 @@ def mla_query(
         BLOCK_KV=triton.next_power_of_2(kv_rank),
         BLOCK_R=triton.next_power_of_2(rope),
         num_warps=norm_warps(block_q),
-        **LAUNCH,
     )
     q = projection(x=q_n, weight=q_b)
     out = torch.empty(rows, heads, width, dtype=cache.dtype, device=a.device)
@@ -172,6 +171,5 @@ def mla_query(
         BLOCK_C=block_c,
         BLOCK_R=triton.next_power_of_2(rope),
         num_warps=4,
-        **LAUNCH,
     )
     return out

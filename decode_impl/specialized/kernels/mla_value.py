@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decode_impl.specialized.contract import batch_bin
-from decode_impl.specialized.kernels.common import LAUNCH, begin, bf16, dot, f32, padded_rows, sigmoid
+from decode_impl.specialized.kernels.common import bf16, dot, f32, padded_rows, sigmoid
 
 
 @triton.jit
@@ -34,7 +34,6 @@ def mla_value_kernel(
     BLOCK_V: tl.constexpr,
 ):
     """Grid (heads, tiles of the value head)."""
-    begin()
     head = tl.program_id(0)
     row, c, v = tl.arange(0, ROWS), tl.arange(0, BLOCK_C), tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     own = tl.minimum(row, rows - 1).to(tl.int64)
@@ -74,6 +73,5 @@ def mla_value(*, latent: Tensor, w_uv: Tensor, gate: Tensor) -> Tensor:
         BLOCK_C=min(128, max(16, triton.next_power_of_2(kv_rank))),
         BLOCK_V=block_v,
         num_warps=4,
-        **LAUNCH,
     )
     return y

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decode_impl.specialized.kernels.common import LAUNCH, begin, bf16
+from decode_impl.specialized.kernels.common import bf16
 from decode_impl.specialized.kernels.split_k import arrived_last, collect, publish, skinny_plan, tile_product
 
 
@@ -41,7 +41,6 @@ def moe_front_kernel(
     EVEN_K: tl.constexpr,
 ):
     """Grid (tiles of both weights, router first; splits)."""
-    begin()
     tile, split = tl.program_id(0), tl.program_id(1)
     router_tiles = tl.cdiv(experts, BLOCK_N)
     router = tile < router_tiles
@@ -99,7 +98,6 @@ def moe_front(*, x: Tensor, gate_weight: Tensor, down_weight: Tensor) -> tuple[T
         down_weight.stride(0),
         EVEN_K=columns == plan.slice * plan.splits,
         num_warps=4,
-        **LAUNCH,
         **plan.constants,
     )
     return logits, z

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decode_impl.specialized.kernels.common import LAUNCH, begin, bf16, f32
+from decode_impl.specialized.kernels.common import bf16, f32
 from decode_impl.specialized.kernels.norms import norm_warps, normalised
 from decode_impl.specialized.kernels.ranks import rank_sum, same_strides
 from decode_impl.specialized.kernels.split_k import arrived_last, collect, publish, skinny_plan, tile_product
@@ -25,7 +25,6 @@ from decode_impl.specialized.kernels.split_k import arrived_last, collect, publi
 @triton.jit
 def latent_norm_kernel(latents, weight_ptr, out_ptr, eps, stride, width, RANKS: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (rows,)."""
-    begin()
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     x = f32(bf16(rank_sum(latents, row * stride + i, i < width, RANKS)))
     weight = f32(tl.load(weight_ptr + i, mask=i < width, other=0.0))
@@ -55,7 +54,6 @@ def up_add_kernel(
     EVEN_K: tl.constexpr,
 ):
     """Grid (tiles, splits)."""
-    begin()
     tile, split = tl.program_id(0), tl.program_id(1)
     n = tl.minimum(tile * BLOCK_N + tl.arange(0, BLOCK_N), outputs - 1)
     acc = tile_product(
@@ -109,7 +107,6 @@ def moe_tail(
         RANKS=len(latents),
         BLOCK=block,
         num_warps=norm_warps(block),
-        **LAUNCH,
     )
     delta = torch.empty(rows, outputs, dtype=torch.bfloat16, device=x.device)
     plan = skinny_plan(rows, columns, outputs)
@@ -129,7 +126,6 @@ def moe_tail(
         RANKS=len(partials),
         EVEN_K=columns == plan.slice * plan.splits,
         num_warps=4,
-        **LAUNCH,
         **plan.constants,
     )
     return delta

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decode_impl.specialized.kernels.common import LAUNCH, aligned, begin, bf16, f32
+from decode_impl.specialized.kernels.common import aligned, bf16, f32
 
 
 @triton.jit
@@ -24,7 +24,6 @@ def normalised(x, weight, eps, width):
 @triton.jit
 def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, eps, x_stride, width, BLOCK: tl.constexpr):
     """Grid (rows,)."""
-    begin()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < width
@@ -39,7 +38,7 @@ def rms_norm(*, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows, width = x.shape
     y = torch.empty(rows, width, dtype=torch.bfloat16, device=x.device)
     block = triton.next_power_of_2(width)
-    rms_norm_kernel[rows,](x, weight, y, eps, x.stride(0), width, BLOCK=block, num_warps=norm_warps(block), **LAUNCH)
+    rms_norm_kernel[rows,](x, weight, y, eps, x.stride(0), width, BLOCK=block, num_warps=norm_warps(block))
     return y
 
 

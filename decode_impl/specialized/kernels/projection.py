@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decode_impl.specialized.kernels.common import LAUNCH, begin, bf16
+from decode_impl.specialized.kernels.common import bf16
 from decode_impl.specialized.kernels.split_k import arrived_last, collect, publish, skinny_plan, tile_product
 
 
@@ -37,7 +37,6 @@ def projection_kernel(
     EVEN_K: tl.constexpr,
 ):
     """Grid (tiles, splits)."""
-    begin()
     tile, split = tl.program_id(0), tl.program_id(1)
     n = tl.minimum(tile * BLOCK_N + tl.arange(0, BLOCK_N), outputs - 1)
     acc = tile_product(
@@ -78,7 +77,6 @@ def projection(*, x: Tensor, weight: Tensor) -> Tensor:
         weight.stride(0),
         EVEN_K=columns == plan.slice * plan.splits,
         num_warps=4,
-        **LAUNCH,
         **plan.constants,
     )
     return y

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decode_impl.specialized.contract import ONE_SHOT_ROWS
-from decode_impl.specialized.kernels.common import LAUNCH, aligned, begin, bf16, f32
+from decode_impl.specialized.kernels.common import aligned, bf16, f32
 
 _GROUPS = 4
 
@@ -54,7 +54,6 @@ def same_strides(partials: Sequence[Tensor]) -> tuple[Tensor, ...]:
 @triton.jit
 def all_reduce_kernel(partials, y_ptr, stride, width, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (rows, tiles)."""
-    begin()
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = rank_sum(partials, row * stride + i, i < width, GROUP)
     tl.store(y_ptr + row * width + i, bf16(total), mask=i < width)
@@ -74,6 +73,5 @@ def all_reduce(*, y: Sequence[Tensor]) -> Tensor:
         GROUP=group_of(len(partials), rows),
         BLOCK=block,
         num_warps=4,
-        **LAUNCH,
     )
     return out

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decode_impl.config import ROUTER_SUM_EPS
-from decode_impl.specialized.kernels.common import LAUNCH, begin, sigmoid
+from decode_impl.specialized.kernels.common import sigmoid
 
 
 @triton.jit
@@ -32,7 +32,6 @@ def route_kernel(
     BLOCK: tl.constexpr,
 ):
     """Grid (rows,): the k largest of distinct keys, by a bitonic network."""
-    begin()
     row = tl.program_id(0).to(tl.int64)
     e, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
     inside = e < experts
@@ -76,6 +75,5 @@ def route(*, logits: Tensor, bias: Tensor, top_k: int, scaling: float) -> tuple[
         SLOTS=triton.next_power_of_2(top_k),
         BLOCK=triton.next_power_of_2(experts),
         num_warps=4,
-        **LAUNCH,
     )
     return ids, weights

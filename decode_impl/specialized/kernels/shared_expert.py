@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decode_impl.specialized.kernels.common import LAUNCH, begin, bf16, f32, situ
+from decode_impl.specialized.kernels.common import bf16, f32, situ
 from decode_impl.specialized.kernels.projection import projection
 from decode_impl.specialized.kernels.split_k import arrived_last, collect, publish, skinny_plan, tile_product
 
@@ -41,7 +41,6 @@ def gate_up_kernel(
     EVEN_K: tl.constexpr,
 ):
     """Grid (tiles of BLOCK_N / 2 hidden columns, splits)."""
-    begin()
     tile, split = tl.program_id(0), tl.program_id(1)
     i = tl.arange(0, BLOCK_N)
     n = tl.minimum(tile * (BLOCK_N // 2) + i // 2, width - 1) + (i % 2) * width
@@ -91,7 +90,6 @@ def shared_expert(*, x: Tensor, gate_up: Tensor, down: Tensor, beta: float, line
         gate_up.stride(0),
         EVEN_K=columns == plan.slice * plan.splits,
         num_warps=4,
-        **LAUNCH,
         **plan.constants,
     )
     return projection(x=hidden, weight=down)

@@ -20,6 +20,10 @@ from decode_impl.specialized.contract import batch_bin
 from decode_impl.specialized.kernels.common import MULTIPROCESSORS, counters, dot, padded_rows
 
 _MAX_SPLITS = 16
+_LEAST_BLOCKS = 2
+
+_COST_OF_A_SLICE = 0.01
+"""Share of a launch that one more slice of 16 rows costs: a partial to write and to add."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,25 @@ def skinny_plan(rows: int, columns: int, *outputs: int, block_n: int = 64) -> Sk
     block_k = min(128, max(32, triton.next_power_of_2(columns)))
     tiles = sum(-(-n // block_n) for n in outputs)
     blocks = -(-columns // block_k)
-    splits, per_slice = slices(tiles, blocks)
+    splits, per_slice = slices(tiles, blocks, padded)
     stages = 5 if padded <= 16 else 4 if padded <= 32 else 3
     return SkinnyPlan(padded, block_n, block_k, tiles, splits, per_slice * block_k, stages)
 
 
-def slices(tiles: int, blocks: int, per_multiprocessor: int = 1) -> tuple[int, int]:
-    """Slices of K, and K blocks of each, for `tiles` output tiles of `blocks` K blocks.
+def slices(tiles: int, blocks: int, rows: int = 16) -> tuple[int, int]:
+    """Slices of K, and K blocks of each, for `tiles` output tiles of `blocks` K blocks and a short side of `rows`.
 
-    As few slices as give every multiprocessor `per_multiprocessor` CTAs, of two blocks or more, and equal ones where
-    the blocks allow it. One CTA keeps 80 KB in flight, twice what its share of the bandwidth needs; more slices would
-    only add partials, and a second wave of CTAs that leaves most multiprocessors idle.
+    Slices are equal. CTAs take about equal time, so a launch lasts as long as the multiprocessor that gets the most of
+    them: of all numbers of slices the one is taken that spreads them best, less `_COST_OF_A_SLICE` of it each.
     """
-    wanted = min(_MAX_SPLITS, max(1, blocks // 2), -(-per_multiprocessor * MULTIPROCESSORS // tiles))
-    splits = next((s for s in range(wanted, _MAX_SPLITS + 1) if blocks % s == 0), wanted)
-    per_slice = -(-blocks // splits)
-    return -(-blocks // per_slice), per_slice
+    candidates = [s for s in range(1, _MAX_SPLITS + 1) if blocks % s == 0 and (s == 1 or blocks // s >= _LEAST_BLOCKS)]
+    splits = max(candidates, key=lambda s: (_balance(tiles * s) * (1 - _COST_OF_A_SLICE * s * rows / 16), -s))
+    return splits, blocks // splits
+
+
+def _balance(ctas: int) -> float:
+    """Mean CTAs of a multiprocessor over the most that one gets."""
+    return ctas / MULTIPROCESSORS / -(-ctas // MULTIPROCESSORS)
 
 
 @triton.jit
