@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from five_layers import question, search, write_five_layers
+from four_layers import question, search, write_four_layers
 
 from validation.bisect.ddmin import most_runs_of_single
 from validation.bisect.kernels import Search, confirm
@@ -19,11 +19,11 @@ from validation.verdict import Verdict
 
 SINGLE = (
     ("attn-res-out-norm-dropped", "attn_res", 0),
-    ("attn-res-tap-prefix", "attn_res", 5),
+    ("attn-res-tap-prefix", "attn_res", 4),
     ("projection-half-written", "projection", 1),
     ("kda-delta-dropped", "kda_step", 0),
     ("kda-conv-reversed", "kda_step", 2),
-    ("kda-conv-shifted", "kda_step", 4),
+    ("kda-conv-shifted", "kda_step", 0),
     ("kda-readout-stale", "kda_step", 2),
     ("mla-fp8-scale-not-written", "mla_query", 1),
     ("mla-record-order", "mla_query", 3),
@@ -33,19 +33,19 @@ SINGLE = (
     ("reduce-stale-rank", "output_mix", 1),
     ("reduce-stale-slice", "all_reduce", 0),
     ("moe-front-rows-shifted", "moe_front", 1),
-    ("moe-one-expert-short", "route", 4),
+    ("moe-one-expert-short", "route", 2),
     ("moe-gate-up-swapped", "experts", 2),
-    ("moe-nibbles-swapped", "experts", 4),
+    ("moe-nibbles-swapped", "experts", 3),
     ("moe-shared-gate-up-swapped", "shared_expert", 1),
     ("moe-shared-dropped", "moe_tail", 3),
 )
-"""Fault, op and layer; layer 5 is the head. Every op that decodes, with faults that one layer's parity shows."""
+"""Fault, op and layer; layer 4 is the head. Every op that decodes, with faults that one layer's parity shows."""
 
 DOUBLE = (
-    (("kda-conv-reversed", "kda_step", 2), ("moe-nibbles-swapped", "experts", 4)),
+    (("kda-conv-reversed", "kda_step", 2), ("moe-nibbles-swapped", "experts", 3)),
     (("mla-scale-null", "mla_attend", 1), ("mla-scale-twice", "mla_attend", 3)),
     (("moe-gate-up-swapped", "experts", 2), ("kda-readout-stale", "kda_step", 2)),
-    (("kda-delta-dropped", "kda_step", 0), ("attn-res-tap-prefix", "attn_res", 5)),
+    (("kda-delta-dropped", "kda_step", 0), ("attn-res-tap-prefix", "attn_res", 4)),
     (("moe-front-rows-shifted", "moe_front", 1), ("moe-shared-dropped", "moe_tail", 3)),
 )
 """Faults of two layers, of one op in two layers, and of two ops in one layer."""
@@ -116,16 +116,16 @@ def test_the_command_leaves_a_replay_file_that_asks_again(tmp_path: Path, capsys
         "bisect",
         "kernels",
         "--model",
-        str(write_five_layers(tmp_path / "model")),
+        str(write_four_layers(tmp_path / "model")),
         "--out",
         str(tmp_path / "runs"),
     ]
-    words += ["--cell", "fp8-tp1-b4", "--sequences", "4", "--prompt", "4", "--decode", "3", "--seed", "1"]
-    assert main([*words, "--fault", "moe-gate-up-swapped@4"]) == 1
-    assert "FAIL: experts in layer 4: with the baseline's op there the candidate passes" in capsys.readouterr().out
+    words += ["--cell", "fp8-tp1-b16", "--sequences", "16", "--prompt", "1", "--decode", "3"]
+    assert main([*words, "--fault", "moe-gate-up-swapped@3"]) == 1
+    assert "FAIL: experts in layer 3: with the baseline's op there the candidate passes" in capsys.readouterr().out
     [file] = (tmp_path / "runs").glob("*/kernels.json")
     doc = json.loads(file.read_bytes())
-    assert [doc["places"][i] for one in doc["sets"] for i in one] == [{"op": "experts", "layer": 4}]
+    assert [doc["places"][i] for one in doc["sets"] for i in one] == [{"op": "experts", "layer": 3}]
     assert len(doc["runs"]) <= most_runs_of_single(len(doc["places"]))
     assert main(["bisect", "kernels", "--replay", str(file)]) == 1
     assert "FAIL: confirmed" in capsys.readouterr().out
@@ -157,14 +157,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 
 def test_a_fault_in_a_layer_where_its_op_does_not_run_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'kda_step' does not run there; here it runs in layers 0, 2, 4"):
+    with pytest.raises(ValueError, match=r"'kda_step' does not run there; here it runs in layers 0, 2"):
         search("kda-conv-shifted@1")
 
 
 def test_a_fault_of_one_layer_leaves_the_others_alone() -> None:
-    everywhere, one = (question(name).ask().metrics for name in ("moe-gate-up-swapped", "moe-gate-up-swapped@4"))
-    cell = "fp8-tp1-b4"
+    everywhere, one = (question(name).ask().metrics for name in ("moe-gate-up-swapped", "moe-gate-up-swapped@3"))
+    cell = "fp8-tp1-b16"
     assert 0 < one["cells"][cell]["kl"] < everywhere["cells"][cell]["kl"]
-    healed = question("moe-gate-up-swapped@4").ask([("experts", 4)])
+    healed = question("moe-gate-up-swapped@3").ask([("experts", 3)])
     assert healed.verdict is Verdict.PASS
-    assert question("moe-gate-up-swapped@4").ask([("experts", 3)]).verdict is Verdict.FAIL
+    assert question("moe-gate-up-swapped@3").ask([("experts", 2)]).verdict is Verdict.FAIL

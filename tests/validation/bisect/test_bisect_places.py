@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from five_layers import CELL, candidate, five_layers, write_five_layers
+from four_layers import CELL, candidate, four_layers, write_four_layers
 from safetensors.torch import load_file
 
 from validation.bisect.localise import Errors, Located, boundary_tensors, locate, measure
@@ -34,9 +34,9 @@ CASES = (
     ("mla-gate-dropped@3", "layer.3.mlp_in", 8),
     ("reduce-stale-rank@1", "layer.1.mlp_in", 8),
     ("moe-gate-up-swapped@2", "layer.2.mlp_out", 8),
-    ("moe-nibbles-swapped@4", "layer.4.mlp_out", 8),
+    ("moe-nibbles-swapped@3", "layer.3.mlp_out", 8),
     ("reduce-stale-slice@0", "layer.0.mlp_out", 8),
-    ("attn-res-tap-prefix@5", "head.in", 8),
+    ("attn-res-tap-prefix@4", "head.in", 8),
     # The state of one step is read in the next.
     ("kda-conv-not-written@2", "layer.2.mlp_in", 9),
 )
@@ -45,8 +45,8 @@ CASES = (
 
 @cache
 def shared() -> Target:
-    """The five layers, whose baseline and floor decode once for all of these tests."""
-    return cast(Target, SharedTarget(five_layers()))
+    """The four layers, whose baseline and floor decode once for all of these tests."""
+    return cast(Target, SharedTarget(four_layers()))
 
 
 def question_of(config: ArmConfig, cell: Cell = LONG, target: Target | None = None) -> ParityQuestion:
@@ -70,7 +70,7 @@ def test_layers_and_tokens_name_the_place_of_a_fault(fault: str, boundary: str, 
 
 
 def test_a_fault_of_the_output_projection_is_named_at_the_logits() -> None:
-    found = located("projection-half-written@5")
+    found = located("projection-half-written@4")
     assert found.layer is not None
     assert found.layer.boundary == "head.logits"
 
@@ -136,7 +136,7 @@ def test_the_tensors_kept_are_those_of_the_place_that_was_found() -> None:
     kept = boundary_tensors(question, replace(place, position=LONG.prompt + 1))
     names = {f"{arm}.layer.2.{part}" for arm in ("baseline", "candidate", "floor") for part in ("mlp_in", "mlp_out")}
     assert kept.keys() == names | {"tokens"}
-    hidden = five_layers().dims()["hidden_size"]
+    hidden = four_layers().dims()["hidden_size"]
     assert {tuple(kept[name].shape) for name in names} == {(8, hidden)}
     assert kept["tokens"].tolist() == [text[: LONG.prompt + 2] for text in question.sequences(8)]
     apart = {
@@ -153,10 +153,10 @@ class Counting:
         self.alive, self.most = weakref.WeakSet[ForcedStep](), 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(five_layers(), name)
+        return getattr(four_layers(), name)
 
     def open(self, config: ArmConfig) -> Arm:
-        arm = five_layers().open(config)
+        arm = four_layers().open(config)
         decode = arm.forced_decode
 
         def counted(texts: Sequence[Sequence[int]], prompt_length: int) -> Any:
@@ -198,7 +198,7 @@ def test_memory_does_not_grow_with_the_tokens() -> None:
 def test_the_command_names_the_place_and_leaves_its_files(
     by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["bisect", by, "--model", str(write_five_layers(tmp_path / "model")), "--out", str(tmp_path / "runs")]
+    words = ["bisect", by, "--model", str(write_four_layers(tmp_path / "model")), "--out", str(tmp_path / "runs")]
     words += ["--cell", "fp8-tp1-b4", "--prompt", "8", "--decode", "4", "--seed", "1"]
     assert main([*words, "--fault", "moe-gate-up-swapped@2"]) == 1
     said = capsys.readouterr().out
@@ -215,7 +215,7 @@ def test_the_command_names_the_place_and_leaves_its_files(
 
 
 def test_the_command_says_that_there_is_nothing_to_bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bisect", "layers", "--model", str(write_five_layers(tmp_path / "model")), "--out", str(tmp_path / "runs")]
+    words = ["bisect", "layers", "--model", str(write_four_layers(tmp_path / "model")), "--out", str(tmp_path / "runs")]
     assert main([*words, "--cell", "fp8-tp1-b4", "--prompt", "8", "--decode", "6", "--seed", "1"]) == 0
     assert "PASS: nothing to bisect" in capsys.readouterr().out
     assert not list(tmp_path.glob("runs/*/boundary.safetensors"))

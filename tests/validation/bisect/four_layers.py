@@ -1,4 +1,4 @@
-"""A random model of five layers, deep enough to look for a layer in, and the questions that tests ask about it."""
+"""A random model of four layers, deep enough to look for a layer in, and the questions that tests ask about it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from validation.faults.catalogue import FAULTS
 from validation.targets.base import ArmConfig
 from validation.targets.builtin import BuiltinTarget
 
-FIVE_LAYERS = replace(SMALL_K3, name="five-layers", num_hidden_layers=5, full_attention_layers=(1, 3))
-# With seed 1 the honest specialised path passes in this cell whichever of its ops are left out.
-CELL = Cell("fp8-tp1-b4", sequences=4, prompt=4, decode=3)
+FOUR_LAYERS = replace(SMALL_K3, name="four-layers", num_hidden_layers=4, full_attention_layers=(1, 3))
+CELL = Cell("fp8-tp1-b16", sequences=16, prompt=1, decode=3)
+"""The honest specialised path, whichever of its ops are left out, is clearly within the floor here."""
 
 
 @cache
-def five_layers() -> BuiltinTarget:
+def four_layers() -> BuiltinTarget:
     """The model as a target, loaded once per process."""
     folder = Path(mkdtemp())
     try:
-        write_five_layers(folder)
+        write_four_layers(folder)
         target = BuiltinTarget.load(folder)
         target.tokens("the tokenizer is read at the first use")
         return target
@@ -38,9 +38,9 @@ def five_layers() -> BuiltinTarget:
         shutil.rmtree(folder)
 
 
-def write_five_layers(folder: Path) -> Path:
+def write_four_layers(folder: Path) -> Path:
     """Put the model and a tokenizer into `folder`."""
-    save_checkpoint(folder, FIVE_LAYERS, random_checkpoint(FIVE_LAYERS, seed=5).tensors)
+    save_checkpoint(folder, FOUR_LAYERS, random_checkpoint(FOUR_LAYERS, seed=5).tensors)
     shutil.copy(EMBEDDED_MODEL / "tokenizer.json", folder)
     return folder
 
@@ -58,7 +58,7 @@ def candidate(*names: str) -> ArmConfig:
 
 @cache
 def _question() -> ParityQuestion:
-    return ParityQuestion(five_layers(), ArmConfig("baseline"), candidate(), CELL, seed=1)
+    return ParityQuestion(four_layers(), ArmConfig("baseline"), candidate(), CELL, seed=0)
 
 
 def question(*names: str) -> ParityQuestion:
