@@ -13,6 +13,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from decode_impl.embedded import EMBEDDED_MODEL
 from validation.cli.app import main
 from validation.gates.base import Context, GateResult
 from validation.gates.parity import ParityGate
@@ -112,6 +113,17 @@ def test_an_own_path_that_vllm_shows_is_judged_by_its_logits(tmp_path: Path) -> 
     good = judged(target_of(checkpoint(tmp_path / "m", shows=True)), "latency_specialized")
     bad = judged(target_of(checkpoint(tmp_path / "w", shows=True, specialized_off_by=0.2)), "latency_specialized")
     assert (good.verdict, bad.verdict) == (Verdict.PASS, Verdict.FAIL)
+
+
+def test_the_builtin_decode_can_be_judged_against_vllm(tmp_path: Path) -> None:
+    """Here against the stand-in, which is no K3: so it fails, by finite figures."""
+    options = {"candidate_kind": "builtin", "prepare": "fake_prepare:prepare"}
+    target = target_of(EMBEDDED_MODEL, **options)
+    assert target.fingerprint()["candidate model"]
+    result = judged(target)
+    assert result.verdict is Verdict.FAIL
+    assert "typical KL is" in result.findings[0].message
+    assert (tmp_path / "starts").read_text() == f"{EMBEDDED_MODEL} prepared\n"
 
 
 def test_an_answer_has_its_tokens_end_and_entropies(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from validation.targets.base import ArmConfig, Capability, TargetError
+from validation.targets.base import Arm, ArmConfig, Capability, TargetError
+from validation.targets.builtin import BuiltinTarget
 from validation.targets.checkpoint_text import CheckpointText
 from validation.targets.vllm_arm import VllmArm
 from validation.targets.vllm_process import VllmEngines
@@ -39,6 +41,8 @@ class VllmOptions(_Options):
     """`[target.options]` of a profile. `engine` holds keyword arguments of vLLM's `LLM`, for both arms.
 
     `engines` is how many may be open at once: 1 opens them in turn, 2 is faster where memory has room for two.
+    `prepare` is a function `module:function` that makes a checkpoint and engine arguments fit for this vLLM. With
+    `candidate_kind = "builtin"` the candidate is decode_impl in this process, on the same checkpoint.
     """
 
     python: str = sys.executable
@@ -49,6 +53,8 @@ class VllmOptions(_Options):
     engine: dict[str, JsonValue] = {}
     baseline: ArmOptions = ArmOptions()
     candidate: ArmOptions = ArmOptions()
+    prepare: str = ""
+    candidate_kind: Literal["vllm", "builtin"] = "vllm"
 
 
 class VllmTarget:
@@ -93,7 +99,16 @@ class VllmTarget:
             "engine": json.dumps(self.options.engine, sort_keys=True),
             **{f"{arm} weights_sha256": weights for arm, weights in models.items()},
             **engines,
+            **({"prepared by": self.options.prepare} if self.options.prepare else {}),
+            **{f"candidate {name}": value for name, value in self._builtin_fingerprint().items()},
         }
+
+    def _builtin_fingerprint(self) -> dict[str, str]:
+        return self._builtin.fingerprint() if self.options.candidate_kind == "builtin" else {}
+
+    @cached_property
+    def _builtin(self) -> BuiltinTarget:
+        return BuiltinTarget.load(self._checkpoint.folder)
 
     def _version(self) -> str:
         try:
@@ -126,12 +141,14 @@ class VllmTarget:
         """Dimensions by the names of `config.json`."""
         return self._checkpoint.dims()
 
-    def open(self, config: ArmConfig) -> VllmArm:
+    def open(self, config: ArmConfig) -> Arm:
         """An arm; its engine starts when it is first needed.
 
         Raises:
             TargetError: what vLLM cannot be asked for from outside, all reasons at once.
         """
+        if config.name == "candidate" and self.options.candidate_kind == "builtin":
+            return self._builtin.open(config)
         engine = self._engine(config)
         reasons = []
         if config.faults:
@@ -166,4 +183,6 @@ class VllmTarget:
         }
         engine |= {"model": own.model or str(self._checkpoint.folder), "logprobs_mode": "raw_logits"}
         engine |= {"max_logprobs": -1, **({"enable_trace_replay": True} if self.options.trace_replay else {})}
+        if self.options.prepare:
+            engine["decodegate_prepare"] = self.options.prepare
         return engine

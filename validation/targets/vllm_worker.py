@@ -8,6 +8,7 @@ It runs under the Python that has vLLM, needs nothing else of decodegate, and en
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import sys
@@ -18,6 +19,9 @@ from typing import Any
 import numpy as np
 
 FORCED = "decodegate_forced"
+PREPARE = "decodegate_prepare"
+"""Among an engine's arguments: `module:function`, which gets all others before vLLM is imported and returns them as
+they are to be used."""
 ENVIRONMENT = {
     # One process: what the engine built can be looked at, and a call's requests start together.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -33,6 +37,10 @@ class Engine:
     """One vLLM engine, and what it is asked. `replay` says whether this vLLM replays traces by itself."""
 
     def __init__(self, options: dict[str, Any]) -> None:
+        prepare = options.pop(PREPARE, None)
+        if prepare:
+            module, _, function = prepare.partition(":")
+            options = getattr(importlib.import_module(module), function)(options)
         from vllm import LLM
 
         self.replay = bool(options.get("enable_trace_replay"))
