@@ -207,7 +207,7 @@ def test_hostile_answers_neither_stall_the_scorers_nor_act_in_the_report(kind: s
         for arm in ARMS
     ]
     judged = judge_samples(samples, tasks, JudgeSettings({task.name: 0.5 for task in tasks}))
-    doc = gate_doc(GATE, result("evals", judged, []), required=True, units=[])
+    doc = gate_doc(GATE, result("evals", judged), required=True, units=[])
     shown = "\n".join(markdown(str(cell)) for table in doc.tables for row in table.rows for cell in row)
     assert "<script" not in shown
     assert "\x1b" not in shown

@@ -7,6 +7,7 @@ decide against each eval's margin. `evals.judge` decides, whoever produced the a
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from evals.samples import Request, Sample, plan_requests
 from evals.tasks import DataError
 from validation.gates.base import Context, Finding, GateResult, Json, Unit
 from validation.gates.evals_measure import ask_both, prompt_of
-from validation.gates.evals_report import result
+from validation.gates.evals_report import result, steps_table
 from validation.gates.evals_settings import OPTIONAL, RULES, Planned, planned, unknown_names
 from validation.gates.settings import problems
 from validation.targets.base import ArmConfig, Capability
@@ -38,12 +39,13 @@ class EvalsGate:
         """Baseline and candidate, with room for the longest prompt of each eval and its answer."""
         if not {Capability.GENERATE, Capability.CONVERSE} & context.target.capabilities:
             raise ValueError(f"target {context.target.name!r} can neither generate nor answer chats")
-        if context.settings["drafts"] and not _takes_drafts(context):
-            raise ValueError(f"target {context.target.name!r} has no drafts; set drafts = 0 in the profile")
         try:
-            return [arm for plan in planned(context) for arm in _arms(context, plan)]
+            plans = planned(context)
         except DataError as error:
             raise ValueError(str(error)) from None
+        if any(plan.drafts for plan in plans) and not _takes_drafts(context):
+            raise ValueError(f"target {context.target.name!r} has no drafts; set drafts = 0 in the profile")
+        return [arm for plan in plans for arm in _arms(context, plan)]
 
     def plan(self, context: Context) -> Sequence[Unit]:
         """Batches of questions, eval by eval."""
@@ -67,7 +69,8 @@ class EvalsGate:
         samples = [Sample.model_validate(entry) for unit in results.values() for entry in unit["samples"]]
         settings = JudgeSettings({plan.task.name: plan.margin for plan in plans}, seed=_seed(context, "judge"))
         judged = judge_samples(samples, [plan.task for plan in plans], settings)
-        return result(self.name, judged, _not_its_path(results, context))
+        steps = steps_table(_steps(results, "paths"), _steps(results, "fallbacks"))
+        return result(self.name, judged, _not_its_path(results, context), [steps])
 
 
 def _takes_drafts(context: Context) -> bool:
@@ -82,7 +85,7 @@ def _arms(context: Context, plan: Planned) -> tuple[ArmConfig, ArmConfig]:
     settings = context.settings
     options = {
         "max_batch": settings["batch"],
-        "drafts": settings["drafts"],
+        "drafts": plan.drafts,
         "kv_cache_dtype": settings["kv_cache_dtype"],
     }
     if Capability.CONVERSE not in context.target.capabilities:
@@ -93,17 +96,20 @@ def _arms(context: Context, plan: Planned) -> tuple[ArmConfig, ArmConfig]:
     return replace(context.baseline, **options), replace(context.candidate, **options)
 
 
+def _steps(results: Mapping[str, dict[str, Json]], kind: str) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for measured in results.values():
+        total.update(measured[kind])
+    return total
+
+
 def _not_its_path(results: Mapping[str, dict[str, Json]], context: Context) -> list[Finding]:
-    """The candidate decoded by the generic path, so its answers say nothing about its own."""
-    if context.candidate.decode_backend == context.baseline.decode_backend:
+    """The candidate decoded by the generic path alone, so its answers say nothing about its own."""
+    same = context.candidate.decode_backend == context.baseline.decode_backend
+    if same or not results or _steps(results, "paths")["specialized"]:
         return []
-    generic = [unit for unit, result in results.items() if not result["paths"].get("specialized")]
-    if not generic:
-        return []
-    reasons = sorted({why for unit in generic for why in results[unit]["fallbacks"]})
-    told = ", ".join(reasons) or "it is not on"
-    message = f"the candidate ran no specialised step in {len(generic)} of {len(results)} batches ({told})"
-    return [Finding("plan", message, generic[0])]
+    reasons = ", ".join(f"{why}: {n}" for why, n in sorted(_steps(results, "fallbacks").items())) or "it is not on"
+    return [Finding("plan", f"the candidate ran no specialised step ({reasons}); nothing was judged")]
 
 
 def _seed(context: Context, what: str) -> int:

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from evals.breakdown import Row, by_group, by_length
+from evals.breakdown import by_length
 from evals.graded import INVALID, Fate, Pair
 from evals.judge import Decision, Judgement, TaskJudgement
 from evals.samples import ARMS
 from evals.statistics import Outcome, mcnemar
-from evals.tasks.kinds import area
 from validation.gates.base import Finding, GateResult, Plot, Table
+from validation.gates.evals_breakdown import breakdowns, flips, points
 from validation.verdict import Verdict
 
 _VERDICTS = {Outcome.GO: Verdict.PASS, Outcome.NO_GO: Verdict.FAIL, Outcome.UNDECIDED: Verdict.INCONCLUSIVE}
 
-MOST_FLIPS = 12
-"""Flips shown per eval; all of them are in `samples/`."""
-
-_HEAD, _TAIL = 150, 350
-"""Characters of a transcript that are shown: how it begins, and the end, where the answer is."""
-
 POOLED = "all, pooled"
 
 
-def result(gate: str, judged: Judgement, broken: Sequence[Finding]) -> GateResult:
-    """The gate's result; `broken` are findings that make any score worthless."""
+def result(gate: str, judged: Judgement, broken: Sequence[Finding] = (), more: Sequence[Table] = ()) -> GateResult:
+    """The gate's result; `broken` are findings that make any score worthless, `more` tables of who made the answers."""
     verdict = Verdict.FAIL if broken else _VERDICTS[judged.outcome]
     findings = [*broken, *(finding for task in judged.tasks.values() for finding in _findings(task, judged))]
     if judged.pooled and judged.pooled.outcome is Outcome.NO_GO:
         findings.append(Finding(POOLED, _beyond(judged.pooled)))
     tasks = list(judged.tasks.values())
-    tables = [scores(judged), designs(judged), tests(judged), validity(tasks)]
-    tables += [table for task in tasks if task.decision for table in _breakdowns(task, judged)]
+    tables = [scores(judged), designs(judged), tests(judged), validity(tasks), *more]
+    tables += [table for task in tasks if task.decision for table in breakdowns(task, judged)]
     tables += [flips(task) for task in tasks if task.decision and task.flips]
     return GateResult(
         gate=gate,
@@ -45,11 +38,6 @@ def result(gate: str, judged: Judgement, broken: Sequence[Finding]) -> GateResul
         tables=tables,
         plots=[_plot(task, judged) for task in tasks if task.decision],
     )
-
-
-def points(value: float) -> str:
-    """A difference of scores in points of a hundred."""
-    return f"{100 * value:+.1f}" if math.isfinite(value) else "unbounded"
 
 
 def summary(judged: Judgement, broken: Sequence[Finding]) -> str:
@@ -177,53 +165,11 @@ def validity(tasks: Sequence[TaskJudgement]) -> Table:
     return Table("Validity", header, rows, caption)
 
 
-def _breakdowns(task: TaskJudgement, judged: Judgement) -> Iterator[Table]:
-    alpha, seed, name = judged.settings.alpha, judged.settings.seed, task.task.name
-    rows = by_length(task.scored, alpha, seed)
-    yield _rows_table(
-        f"Score by output length, {name}", "tokens", rows, "Quarters of the baseline's answers by length."
-    )
-    groups = by_group(task.task, task.scored, alpha, seed)
-    if groups:
-        caption = ""
-        if task.task.kind.ordered:
-            areas = [area([row.score[arm] for row in groups]) for arm in ARMS]
-            caption = f"Area under the scores by bin: baseline {areas[0]:.3f}, candidate {areas[1]:.3f}."
-        yield _rows_table(f"Score by {task.task.kind.group_title}, {name}", task.task.kind.group_title, groups, caption)
-
-
-def _rows_table(title: str, label: str, rows: Sequence[Row], caption: str) -> Table:
-    missed = any(sum(row.missed.values()) for row in rows)
-    header = [label, "pairs", *ARMS, "damage", "at least", "at most", *(f"length, {arm}" for arm in ARMS)]
-    cells: list[list[str | int | float]] = []
-    for row in rows:
-        bounds = [points(value) for value in (row.damage.mean, row.damage.lower, row.damage.upper)]
-        lengths = [f"{row.length[arm]:.0f}" for arm in ARMS]
-        counts: list[str | int | float] = [row.missed[arm] for arm in ARMS] if missed else []
-        cells.append([row.label, row.pairs, *(f"{row.score[arm]:.1%}" for arm in ARMS), *bounds, *lengths, *counts])
-    if missed:
-        header += [f"prefix missing, {arm}" for arm in ARMS]
-    return Table(title, header, cells, f"{caption} Bounds: cluster bootstrap over items.".strip())
-
-
-def flips(task: TaskJudgement) -> Table:
-    """Answers that changed sides, both side by side, lost ones first."""
-    rows: list[list[str | int | float]] = [
-        [
-            pair.request.key,
-            "lost" if pair.damage > 0 else "gained",
-            _shown(task.task.expected(pair.request.item, pair.request.repeat)),
-            _shown(pair.baseline.response.text),
-            _shown(pair.candidate.response.text),
-        ]
-        for pair in task.flips[:MOST_FLIPS]
-    ]
-    caption = f"{len(rows)} of {len(task.flips)}; long texts are cut in the middle. All are in samples/."
-    return Table(f"Flips, {task.task.name}", ["answer", "change", "right", *ARMS], rows, caption)
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]} [...] {text[-_TAIL:]}"
+def steps_table(paths: Mapping[str, int], fallbacks: Mapping[str, int]) -> Table:
+    """By which path the candidate's steps ran, and why those that fell back did."""
+    rows: list[list[str | int | float]] = [[path, n] for path, n in sorted(paths.items())]
+    rows += [[f"fell back: {why}", n] for why, n in sorted(fallbacks.items())]
+    return Table("Steps of the candidate", ["path", "steps"], rows, "A step is one run of the model over a batch.")
 
 
 def _plot(task: TaskJudgement, judged: Judgement) -> Plot:

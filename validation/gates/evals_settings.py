@@ -13,7 +13,7 @@ from validation.gates.base import Context
 from validation.gates.settings import Rule, at_least_zero, one_of, positive_integer
 
 _FIELDS = {"name", "items", "repeats", "margin"}
-_OPTIONAL = {"max_tokens"}
+_OPTIONAL = {"max_tokens", "drafts"}
 
 
 def _evals(value: Any) -> str | None:
@@ -22,12 +22,13 @@ def _evals(value: Any) -> str | None:
         return "a list of tables with name, items, repeats, margin is needed"
     for entry in value:
         if not _FIELDS <= set(entry) <= _FIELDS | _OPTIONAL:
-            return (
-                f"each table needs name, items, repeats, margin (and may have max_tokens), one has {', '.join(entry)}"
-            )
+            may = ", ".join(sorted(_OPTIONAL))
+            return f"each table needs name, items, repeats, margin (and may have {may}), one has {', '.join(entry)}"
         for name in ("items", "repeats", "max_tokens"):
             if name in entry and not (type(entry[name]) is int and 1 <= entry[name] <= 1_000_000):
                 return f"{name} of {entry['name']} must be an integer from 1 to 1,000,000"
+        if "drafts" in entry and (reason := _drafts(entry["drafts"])):
+            return f"drafts of {entry['name']}: {reason}"
         margin = entry["margin"]
         if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < 1:
             return f"margin of {entry['name']} must be between 0 and 1, in score points: 0.02 is two of a hundred"
@@ -41,11 +42,13 @@ def _folder(value: Any) -> str | None:
     return None if not value or Path(value).is_dir() else "no such folder"
 
 
+_drafts = at_least_zero(64)
+
 RULES: Mapping[str, Rule] = {
     "origin": one_of("generated", "published"),
     "data_dir": _folder,
     "batch": positive_integer(64),
-    "drafts": at_least_zero(64),
+    "drafts": _drafts,
     "kv_cache_dtype": one_of("bf16", "fp8"),
     "evals": _evals,
 }
@@ -54,11 +57,12 @@ OPTIONAL = ("data_dir",)
 
 @dataclass(frozen=True)
 class Planned:
-    """One eval as the profile wants it."""
+    """One eval as the profile wants it; `drafts` is the gate's number where the eval has none of its own."""
 
     task: EvalTask
     repeats: int
     margin: float
+    drafts: int
 
 
 def unknown_names(settings: Mapping[str, Any]) -> str | None:
@@ -85,5 +89,6 @@ def planned(context: Context) -> Sequence[Planned]:
         task = _loaded(entry["name"], settings["origin"], entry["items"], context.seed, folder)
         if "max_tokens" in entry:
             task = task.limited(entry["max_tokens"])
-        found.append(Planned(task, entry["repeats"], float(entry["margin"])))
+        drafts = entry.get("drafts", settings["drafts"])
+        found.append(Planned(task, entry["repeats"], float(entry["margin"]), drafts))
     return found
