@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
-
 from validation.targets.schedule import Played, Schedule
 from validation.targets.text import Answer, Ask
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from validation.faults.base import Fault
 
 Case = Mapping[str, Any]
