@@ -13,6 +13,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from benchmarks.vllm_reference import run_gate
 from decode_impl.embedded import EMBEDDED_MODEL
 from validation.cli.app import main
 from validation.gates.base import Context, GateResult
@@ -236,3 +237,16 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, tmp_path
 def test_what_vllm_cannot_be_asked_for_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=message):
         target_of(checkpoint(tmp_path / "m")).open(ArmConfig("baseline", **change))
+
+
+def test_the_gate_runs_across_vllm_and_ours_without_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = run_gate.PROFILE.read_text().replace("benchmarks.vllm_reference.as_target", "fake_prepare")
+    text = text.replace("trace_replay = true", f'python = "{sys.executable}"').replace("[1, 8]", "[2]")
+    text = text.replace("min_sequences = 24", "min_sequences = 2").replace("_length = 64", "_length = 8")
+    (tmp_path / "p.toml").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["run_gate", str(tmp_path / "out"), "--profile", str(tmp_path / "p.toml")])
+    assert run_gate.main() == 1
+    written = json.loads((tmp_path / "out" / "parity.json").read_text())
+    assert (written["verdict"], written["fingerprint"]["vllm"]) == ("FAIL", "0.0.fake")
