@@ -12,7 +12,7 @@ from numerics.families import FAMILIES, MINI, make_case
 from numerics.oracles import ORACLES, written
 from validation.faults.catalogue import FAULTS
 from validation.targets.base import ArmConfig
-from validation.targets.schedule import Run, Schedule, Submit
+from validation.targets.schedule import Abort, Run, Schedule, Submit
 
 EQUIVALENT = {fault.id: fault for fault in FAULTS.values() if fault.equivalent}
 
@@ -37,6 +37,7 @@ def test_every_equivalent_fault_has_its_proof_here() -> None:
         "moe-expert-order-sum",
         "attn-res-blocks-reversed",
         "plan-one-token-prompt-decodes",
+        "spec-accepted-count-kept",
     }
 
 
@@ -96,6 +97,17 @@ def test_a_one_token_prompt_on_a_cleared_slot_is_a_decode_step() -> None:
     assert written("kda_step", case)["state"].nonzero().tolist() == [[slot]]
     for name in ("y", "conv_state", "state"):
         torch.testing.assert_close(step[name], sequence[name], rtol=FP64_SUM, atol=FP64_SUM)
+
+
+def test_a_request_that_starts_at_another_column_of_a_cleared_slot_has_the_same_bits() -> None:
+    fault = EQUIVALENT["spec-accepted-count-kept"]
+    first = Submit("first", (7, 8, 9), tuple(range(10, 30)), (2,))
+    second = Submit("second", (40, 41), tuple(range(42, 54)), (1, 3))
+    schedule = Schedule((first, Run(4), Abort("first"), second, Run()), max_batch=1, drafts=3)
+    right, wrong = (a.generate(schedule).traces["second"] for a in (arm(), arm(fault)))
+    assert torch.equal(wrong.logits, right.logits)
+    assert len(right.logits) == 12
+    assert all(torch.equal(wrong.at_end[name], value) for name, value in right.at_end.items())
 
 
 @pytest.mark.parametrize("fault", EQUIVALENT.values(), ids=list(EQUIVALENT))

@@ -307,6 +307,25 @@ def test_a_broken_contract_fails_and_its_elements_are_counted(arm: str) -> None:
     assert result.tables[0].rows[0][-1] == 3
 
 
+def test_a_better_candidate_fails_the_contract_that_it_does_not_follow() -> None:
+    """Deliberate: a rounding left out where the contract has one is a change that nobody declared."""
+
+    def mutate(op: Any) -> Any:
+        def better(*, latent: Tensor, w_uv: Tensor, gate: Tensor) -> Tensor:
+            value = torch.einsum("nhc,hcv->nhv", latent.double(), w_uv.double()).flatten(1)
+            return (value * torch.sigmoid(gate.double())).bfloat16()
+
+        return better
+
+    result = run("mla_value", one_op("mla_value", mutate), rows=[8])
+    assert result.verdict is Verdict.FAIL
+    assert all("lie outside its contract" in finding.message for finding in result.findings)
+    assert (
+        result.metrics["worst"]["mla_value"]["ratio"]
+        < run("mla_value", rows=[8]).metrics["worst"]["mla_value"]["ratio"]
+    )
+
+
 def test_nothing_measured_is_no_pass() -> None:
     assert judge({}).verdict is Verdict.FAIL
     empty = result_of()

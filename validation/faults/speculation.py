@@ -182,17 +182,22 @@ ENGINE(
 
 @ENGINE(
     "spec-accepted-count-kept",
-    "a request that gives its slot back keeps its accepted count: the next slot is read at that column",
+    "a reused slot keeps its last owner's accepted count: the next request starts at that column",
     kind=Kind.STALE,
     sources="M62",
-    missed_by="a reset test of state tensors alone; requests that are never preempted",
+    missed_by="a reset test of state tensors alone; slots used once",
+    equivalent="a slot is given out with all of its columns cleared, so a request finds nothing at whichever it starts",
 )
 def _count_kept(right: Any) -> Any:
     class Faulty(right):  # type: ignore[misc]
         def _release(self, request: Any) -> None:
-            column = request.column
+            self.kept: dict[int, int] = {**getattr(self, "kept", {}), request.slot: request.column}
             super()._release(request)
-            request.column = column
+
+        def _chunk(self, request: Any, length: int) -> Any:
+            if request.computed == 0:
+                request.column = getattr(self, "kept", {}).get(request.slot, 0)
+            return super()._chunk(request, length)
 
     return Faulty
 
