@@ -171,7 +171,7 @@ HOSTILE = st.one_of(
 )
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_one_value_of_a_record_may_be_anything(folder: RunFolder, tmp_path: Path, data: st.DataObject) -> None:
     document = json.loads((folder.path / "record.json").read_bytes())

@@ -52,11 +52,12 @@ def profile(project: pytest.Pytester, text: str) -> None:
     (project.path / "toy.toml").write_text(text)
 
 
+QUIET = ("-p", "no:hypothesispytest", "-p", "no:cacheprovider")
+"""Plugins that cost seconds a run and are not the matter here."""
+
+
 def in_process(project: pytest.Pytester, *words: str) -> pytest.RunResult:
-    # The toys are patched in by the fixture; a second process-wide plugin of this suite must not interfere.
-    return project.runpytest_inprocess(
-        "--decodegate-profile", "toy.toml", "-p", "no:xdist", "-p", "no:randomly", *words
-    )
+    return project.runpytest_inprocess("--decodegate-profile", "toy.toml", "-p", "no:xdist", *QUIET, *words)
 
 
 def test_the_plugin_is_registered_and_costs_nothing_until_asked_for() -> None:
@@ -67,7 +68,7 @@ def test_the_plugin_is_registered_and_costs_nothing_until_asked_for() -> None:
 
 
 def test_without_the_option_there_are_only_the_projects_own_tests(project: pytest.Pytester) -> None:
-    project.runpytest_inprocess("-p", "no:xdist").assert_outcomes(passed=1)
+    project.runpytest_inprocess("-p", "no:xdist", *QUIET).assert_outcomes(passed=1)
 
 
 def test_every_gate_is_one_more_item(project: pytest.Pytester) -> None:
@@ -136,12 +137,13 @@ def test_threads_and_random_generators_are_given_back(project: pytest.Pytester) 
             pass
         """
     )
-    in_process(project, "-p", "no:hypothesispytest").assert_outcomes(passed=3)
+    in_process(project).assert_outcomes(passed=3)
 
 
+@pytest.mark.slow
 def test_under_xdist_each_gate_is_run_by_one_worker(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     log = project.path / "measured.txt"
     monkeypatch.setenv("TOY_LOG", str(log))
-    result = project.runpytest_subprocess("--decodegate-profile", "toy.toml", "-n", "2")
+    result = project.runpytest_subprocess("--decodegate-profile", "toy.toml", "-n", "2", *QUIET)
     result.assert_outcomes(passed=3)
     assert sorted(toy.measured(log)) == sorted(f"rows-{rows}" for rows in (1, 2, 4, 8, 16, 32, 64))

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from scipy.stats import false_discovery_control
 
 from validation.history.entry import Entry
-from validation.history.steps import ALPHA, Step, steps
+from validation.history.steps import Step, steps
 
 FALSE_SHARE = 0.05
 """Of the figures that are said to have a step, the share expected to have none (Benjamini and Hochberg, 1995)."""
@@ -82,6 +82,3 @@ def since(course: Course, run: str | None) -> list[Step]:
     if run is None or run not in course.runs:
         return list(course.steps)
     return [step for step in course.steps if step.index > course.runs.index(run)]
-
-
-__all__ = ["ALPHA", "Course", "by_series", "courses", "since"]
