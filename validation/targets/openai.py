@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -192,19 +193,26 @@ class OpenAITarget:
     def _asked(self, arm: str) -> tuple[str, Limits]:
         return self._evidence[arm].identity["model"], self._limits
 
-    def _gather(self, arm: str, endpoint: Endpoint) -> Evidence:
+    def _gather(self, arm: str, endpoint: Endpoint, patience: float = 0.0) -> Evidence:
         server = self.server(arm)
 
         async def run() -> Evidence:
             async with Client(endpoint, self._limits) as client:
                 return await gather(client, server.log, server.sign)
 
-        return asyncio.run(run())
+        until = time.monotonic() + patience
+        while True:
+            try:
+                return asyncio.run(run())
+            except EndpointDown:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(self._limits.longest_pause)
 
     def _same_servers(self) -> None:
         """A server may be restarted in mid-run, but not become another one."""
         for arm, endpoint in self._endpoints.items():
-            now = self._gather(arm, endpoint)
+            now = self._gather(arm, endpoint, self._limits.patience)
             changed = now.changed_from(self._evidence[arm])
             if changed:
                 raise TargetError(f"the {arm}'s server is no longer what it was: {changed}; start a new run")
