@@ -38,12 +38,13 @@ class FindingDoc(_Doc):
 
 
 class TableDoc(_Doc):
-    """A table of the report."""
+    """A table of the report; a brief one is in the Markdown summary too."""
 
     title: str
     header: list[str]
     rows: list[list[Cell]]
     caption: str = ""
+    brief: bool = False
 
     @model_validator(mode="after")
     def _rectangular(self) -> Self:

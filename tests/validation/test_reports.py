@@ -215,6 +215,18 @@ def test_markdown_of_hostile_text_stays_in_its_place(record: RunRecord) -> None:
     assert not [line for line in text.splitlines() if line.startswith("::")]
 
 
+def test_markdown_has_the_brief_tables_alone_and_hostile_cells_stay_cells(record: RunRecord) -> None:
+    hostile = {"title": HOSTILE[1], "header": ["a", HOSTILE[1]], "rows": [[1, text] for text in HOSTILE], "caption": ""}
+    tables = [{**hostile, "brief": True}, {**hostile, "title": "long one"}]
+    text = markdown.render(with_gate(record, tables=tables))
+    assert "long one" not in text
+    rows = text[text.index("### a \\|") :].split("### Repeat")[0].split("### Not judged")[0].splitlines()[2:]
+    table = [row for row in rows if row.startswith("| ")]
+    assert len(table) == len(HOSTILE) + 2
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in table} == {3}
+    assert "<script" not in text
+
+
 def test_markdown_fits_a_comment_and_says_that_it_was_cut(record: RunRecord) -> None:
     finding = FindingDoc(component="projection", message="x" * 5000).model_dump()
     gates = [

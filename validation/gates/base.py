@@ -46,12 +46,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the report: header, rows of cells, and a caption that names units and n."""
+    """A table of the report: header, rows of cells, and a caption that names units and n.
+
+    A `brief` one is in the Markdown summary too, so it is small and carries the decision.
+    """
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str | int | float]]
     caption: str = ""
+    brief: bool = False
 
 
 @dataclass(frozen=True)

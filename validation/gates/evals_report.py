@@ -99,7 +99,7 @@ def scores(judged: Judgement) -> Table:
         "Damage: baseline less candidate, in points of a hundred, items' means over repeats, with one-sided "
         f"{1 - judged.settings.alpha:.1%} bounds. GO: at most the margin. NO-GO: at least more than the margin."
     )
-    return Table("Evals", [*header, "outcome"], rows, caption)
+    return Table("Evals", [*header, "outcome"], rows, caption, brief=True)
 
 
 def _bounds(decision: Decision | None) -> list[str]:
@@ -126,7 +126,7 @@ def designs(judged: Judgement) -> Table:
         f"{judged.settings.power:.0%}. Needed: the repeats that give it at this margin. A/A: NO-GO among 2,000 runs of "
         "equal arms made from these answers."
     )
-    return Table("What this many answers can decide", header, rows, caption)
+    return Table("What this many answers can decide", header, rows, caption, brief=True)
 
 
 def tests(judged: Judgement) -> Table:

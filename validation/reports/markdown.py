@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from validation.record import GateDoc, RunRecord
+from validation.record import GateDoc, RunRecord, TableDoc
 from validation.reports import wording
-from validation.reports.text import markdown, shortened, visible_line
+from validation.reports.text import cell, markdown, shortened, visible_line
 
 LONGEST = 60_000
 """Characters; GitHub refuses comments of more than 65,536."""
@@ -15,7 +15,7 @@ _LONGEST_TEXT = 600
 
 def render(record: RunRecord) -> str:
     """The record as Markdown of at most `LONGEST` characters."""
-    lines = [*_head(record), *_gates(record), *_findings(record), *_foot(record)]
+    lines = [*_head(record), *_gates(record), *_findings(record), *_tables(record), *_foot(record)]
     kept: list[str] = []
     size = 0
     for line in lines:
@@ -79,6 +79,18 @@ def _finding(gate: GateDoc, index: int) -> str:
     finding = gate.findings[index]
     unit = f" (unit {_text(finding.unit)})" if finding.unit else ""
     return f"- **{_text(gate.name)}, {_text(finding.component)}**: {_text(finding.message)}{unit}"
+
+
+def _tables(record: RunRecord) -> list[str]:
+    brief = [table for gate in record.stable.gates for table in gate.tables if table.brief]
+    return [line for table in brief for line in _table(table)]
+
+
+def _table(table: TableDoc) -> list[str]:
+    rows = [table.header, ["---"] * len(table.header), *([_text(cell(value)) for value in row] for row in table.rows)]
+    rows[0] = [_text(name) for name in table.header]
+    lines = [f"### {_text(table.title)}", "", *(f"| {' | '.join(row)} |" for row in rows), ""]
+    return [*lines, _text(table.caption), ""] if table.caption else lines
 
 
 def _foot(record: RunRecord) -> list[str]:
