@@ -234,6 +234,7 @@ def main() -> int:
 def _write(out: Path, found: dict[str, Any], against: list[str], ranks: int, local: bool) -> None:
     import triton
 
+    where = "--local" if local else "--gpus"
     about = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": torch.cuda.get_device_name(),
@@ -241,7 +242,7 @@ def _write(out: Path, found: dict[str, Any], against: list[str], ranks: int, loc
         "triton": triton.__version__,
         "ranks": ranks,
         "where": "on one GPU, a stream each" if local else "on as many GPUs, symmetric memory",
-        "command": f"python -m benchmarks.sync_gpu {' '.join(sys.argv[1:])}",
+        "command": f"python -m benchmarks.sync_gpu OUT {where} {ranks} --steps {found['delayed'][0]['steps']}",
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "sync_gpu.json").write_text(json.dumps({"about": about, "found": found, "against": against}, indent=1))
