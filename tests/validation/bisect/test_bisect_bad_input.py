@@ -162,6 +162,34 @@ def test_a_torn_or_foreign_state_is_refused(repo: Path, capsys: pytest.CaptureFi
         assert "is not a whole state" in capsys.readouterr().err
 
 
+def test_a_command_that_destroys_the_worktree_does_not_lead_git_into_the_users_tree(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(repo)
+    (repo / "verdict.txt").write_text("the user's own change")
+    (repo / "untracked.txt").write_text("the user's own file")
+    command = [sys.executable, "-S", "-c", "import os; os.remove('.git')"]
+    assert main(["bisect", "commits", "--good", "main~3", "--bad", "main", "--", *command]) == 4
+    assert "not a git repository" in capsys.readouterr().err
+    assert (repo / "verdict.txt").read_text() == "the user's own change"
+    assert (repo / "untracked.txt").read_text() == "the user's own file"
+
+
+def test_evidence_is_kept_where_the_folder_of_runs_is_a_relative_path(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repo.parent)
+    program = (
+        "import os, sys, pathlib\n"
+        "pathlib.Path(os.environ['DECODEGATE_EVIDENCE'], 'note').write_text('seen')\n"
+        "sys.exit(open('verdict.txt').read() != 'good')"
+    )
+    words = ["--repo", "repo", "--good", "main~3", "--bad", "main", "--", sys.executable, "-S", "-c", program]
+    assert main(["bisect", "commits", *words]) == 1
+    [state] = Path("runs").glob("*/bisect.json")
+    assert len(list(state.parent.glob("evidence/*/note"))) == len(json.loads(state.read_bytes())["trials"])
+
+
 def test_two_searches_do_not_work_on_one_run(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = judge("--count", str(repo.parent / "count"), "--interrupt-at", "2")
     assert bisect(repo, "--", *command) == 130

@@ -32,16 +32,26 @@ def environment() -> dict[str, str]:
     return {**kept, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def git(where: Path, *arguments: str) -> str:
-    """What a git command prints, run in `where`.
+def git(where: Path, *arguments: str, upward: bool = False) -> str:
+    """What a git command prints, run in `where`, which must be the top of a repository or a worktree.
+
+    Only with `upward` may git look above it: a command may have destroyed a worktree of ours that lies inside the
+    user's, and what scrubs ours must not find theirs.
 
     Raises:
         GitError: it failed, cannot be started, or took too long.
     """
     words = ["git", *_ALWAYS, *arguments]
+    bounds = {} if upward else {"GIT_CEILING_DIRECTORIES": str(where.resolve().parent)}
     try:
         done = subprocess.run(
-            words, cwd=where, env=environment(), capture_output=True, text=True, errors="replace", timeout=_LONGEST_CALL
+            words,
+            cwd=where,
+            env={**environment(), **bounds},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LONGEST_CALL,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GitError(f"git {arguments[0]}: {one_line(error)}") from error
@@ -57,8 +67,9 @@ def repository(path: Path) -> Path:
         UsageError: there is none.
     """
     try:
-        bare = git(path, "rev-parse", "--is-bare-repository").strip() == "true"
-        top = git(path, "rev-parse", "--absolute-git-dir" if bare else "--show-toplevel").removesuffix("\n")
+        bare = git(path, "rev-parse", "--is-bare-repository", upward=True).strip() == "true"
+        what = "--absolute-git-dir" if bare else "--show-toplevel"
+        top = git(path, "rev-parse", what, upward=True).removesuffix("\n")
     except GitError as error:
         raise UsageError(f"{str(path)!r} is no git repository ({error}); --repo names one") from error
     return Path(top)

@@ -28,7 +28,8 @@ def run_trial(question: Question, folder: RunFolder, tree: Path, commit: str, nu
         UsageError: the command says, as to `git bisect run`, that it makes no sense to go on (exit code 128 and above).
     """
     name = f"{number:04d}-{commit[:12]}"
-    log, evidence = folder.file("logs", f"{name}.txt"), folder.file("evidence", name)
+    # The command runs elsewhere: a relative path would lead it into the worktree.
+    log, evidence = folder.file("logs", f"{name}.txt").resolve(), folder.file("evidence", name).resolve()
     log.parent.mkdir(exist_ok=True)
     evidence.mkdir(parents=True, exist_ok=True)
     check_out(tree, commit)
