@@ -1,0 +1,57 @@
+"""Signing off toy runs, as tests do it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime
+
+from toy_commandline import CommandLine
+
+TODAY = datetime.now(UTC).date()
+POLICY = 'name = "toy release"\nrequired = ["error", "costly"]\nprofiles = ["toy"]\n'
+
+
+class Signing:
+    """A finished toy run, a key pair, a policy, and the commands over them."""
+
+    def __init__(self, decodegate: CommandLine) -> None:
+        self.command = decodegate
+        self.home = decodegate.folder
+        assert decodegate("keygen", str(self.home / "release.pem")) == 0
+        self.policy(POLICY)
+
+    def policy(self, text: str) -> None:
+        (self.home / "policy.toml").write_text(text)
+
+    def sign(self, *more: str, runs: tuple[str, ...] = ()) -> int:
+        shutil.rmtree(self.home / "so", ignore_errors=True)
+        chosen = runs or (self.command.newest().run_id,)
+        words = (
+            "--policy",
+            str(self.home / "policy.toml"),
+            "--to",
+            str(self.home / "so"),
+            "--out",
+            str(self.command.runs),
+        )
+        return self.command("signoff", *chosen, *words, *(more or ("--key", str(self.home / "release.pem"))))
+
+    def verify(self, key: str = "release.pub.pem") -> int:
+        words = ("--key", str(self.home / key), "--out", str(self.command.runs))
+        return self.command("verify", str(self.home / "so"), *words)
+
+    @property
+    def document(self) -> str:
+        return (self.home / "so" / "signoff.html").read_text()
+
+
+def failed(signing: Signing) -> None:
+    """Make the newest run one in which the error gate failed, without its being a run with faults."""
+    folder = signing.command.newest()
+    path = folder.path / "record.json"
+    document = json.loads(path.read_bytes())
+    finding = {"component": "projection", "message": "too large", "unit": ""}
+    document["stable"]["gates"][0].update(verdict="FAIL", counts_as="FAIL", findings=[finding])
+    document["stable"]["verdict"] = "FAIL"
+    path.write_text(json.dumps(document))
