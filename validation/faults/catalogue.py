@@ -29,6 +29,7 @@ _ORDER = (
     "prefix",
     "step_layout",
     "scheduling",
+    "verify",
     "speculation",
     "drafter",
     "acceptance",
