@@ -62,8 +62,8 @@ def test_one_bad_eval_is_no_go_whatever_the_others_say() -> None:
 
 
 def test_an_a_a_run_is_never_no_go_in_200_runs() -> None:
-    """Two per cent of all answers are wrong, in both arms alike; 12 items, 8 repeats, margin two points."""
-    task = load_task("aime25", items=12)
+    """Two per cent of all answers are wrong, in both arms alike; 6 items, 8 repeats, margin two points."""
+    task = load_task("aime25", items=6)
     runs = [
         judge_samples(samples([task], 8, worse(0.02, seed, equally=True)), [task], JudgeSettings({"aime25": 0.02}))
         for seed in range(200)
