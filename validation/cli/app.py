@@ -12,7 +12,18 @@ from typing import Annotated
 
 import typer
 
-from validation.cli import bisecting, claiming, comparing, fitting, fuzzing, options, remembering, replaying, signing
+from validation.cli import (
+    bisecting,
+    claiming,
+    comparing,
+    fitting,
+    fuzzing,
+    options,
+    remembering,
+    replaying,
+    signing,
+    soaking,
+)
 from validation.errors import RunInterrupted, UsageError, one_line
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
 from validation.version import version
@@ -233,6 +244,7 @@ def faults(as_markdown: options.MarkdownOption = False) -> int:
 signing.register(app)
 fitting.register(app)
 fuzzing.register(app)
+soaking.register(app)
 replaying.register(app)
 comparing.register(app)
 app.add_typer(claiming.app)

@@ -13,7 +13,7 @@ from validation.fuzz.trial import Trial
 CASES_A_ROUND = 25
 """Cases drawn from one seed, before the next: a case has some 30 steps, and a budget should not be overrun by much."""
 
-SHRINK_STEPS = 6000
+SHRINK_STEPS = 3000
 """Engine steps that shrinking may cost; what is smallest then is kept."""
 
 
@@ -35,11 +35,11 @@ class Searched:
     failure: Failure | None
 
 
-def search(trial: Trial, first_seed: int, steps: int) -> Searched:
+def search(trial: Trial, first_seed: int, steps: int, shrink_steps: int = SHRINK_STEPS) -> Searched:
     """Play cases until so many engine steps have run or one fails, and shrink that. Same arguments, same outcome."""
     start, played, number = trial.steps.total(), 0, 0
     while trial.steps.total() - start < steps:
-        one = _Round(trial, start + steps)
+        one = _Round(trial, start + steps, shrink_steps)
         failure = one.run(first_seed * 10_000 + number, start)
         played, number = played + one.played, number + 1
         if failure:
@@ -54,8 +54,8 @@ class _Broken(Exception):
 class _Round:
     """One run of hypothesis. Verdicts are kept: a case is played once, and shrinking beyond its budget ends."""
 
-    def __init__(self, trial: Trial, stop_at: int) -> None:
-        self._trial, self._stop_at = trial, stop_at
+    def __init__(self, trial: Trial, stop_at: int, shrink_steps: int) -> None:
+        self._trial, self._stop_at, self._shrink_steps = trial, stop_at, shrink_steps
         self._known: dict[Case, tuple[str, ...]] = {}
         self._least: Case | None = None
         self._first_failure = 0
@@ -101,7 +101,7 @@ class _Round:
     def _findings(self, case: Case) -> tuple[str, ...]:
         if case not in self._known:
             now = self._trial.steps.total()
-            if now >= (self._first_failure + SHRINK_STEPS if self._first_failure else self._stop_at):
+            if now >= (self._first_failure + self._shrink_steps if self._first_failure else self._stop_at):
                 return ()
             self._known[case] = tuple(self._trial.findings(case))
             self.played += not self._first_failure

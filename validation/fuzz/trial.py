@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from validation.errors import describe
 from validation.fuzz.case import Case
@@ -13,7 +12,6 @@ from validation.fuzz.solo import Reference, fuzz_config, reference
 from validation.fuzz.texts import TEXT_LENGTH, TEXTS, alike, random_texts
 from validation.gates.parity_measure import windows
 from validation.targets.base import ArmConfig, Capability, Target, TargetError
-from validation.targets.optional import Miniature
 
 
 @dataclass
@@ -50,20 +48,27 @@ def prepare(target: Target, baseline: ArmConfig, candidate: ArmConfig, small: bo
     if lacking:
         raise ValueError(f"target {target.name!r} cannot {' or '.join(sorted(lacking))}; there is nothing to fuzz")
     if small:
-        if not isinstance(target, Miniature):
-            raise ValueError(f"target {target.name!r} has no miniature; fuzz the model itself")
-        small_target, known = _small(target, baseline)
-        return Trial(small_target, fuzz_config(candidate), known)
+        known = _small(target, baseline)
+        return Trial(known.target, fuzz_config(candidate), known.reference)
     texts = alike(windows(target, TEXTS, TEXT_LENGTH, seed))
     return Trial(target, fuzz_config(candidate), reference(target, fuzz_config(baseline), texts))
 
 
-@lru_cache(maxsize=4)
-def _small(target: Miniature, baseline: ArmConfig) -> tuple[Target, Reference]:
-    """The miniature and its texts' solo runs, once per process."""
-    small = target.miniature()
-    texts = random_texts(small.dims()["vocab_size"], TEXTS_SEED)
-    return small, reference(small, fuzz_config(baseline), texts)
+_SMALL: dict[tuple[str, ArmConfig], Trial] = {}
+"""By kind of target: its miniature is always the same, and its texts' solo runs are decoded once per process."""
+
+
+def _small(target: Target, baseline: ArmConfig) -> Trial:
+    key = target.name, baseline
+    if key not in _SMALL:
+        # Asked by name: a target that is watched passes on what it does not know.
+        miniature = getattr(target, "miniature", None)
+        if miniature is None:
+            raise ValueError(f"target {target.name!r} has no miniature; fuzz the model itself")
+        small: Target = miniature()
+        texts = random_texts(small.dims()["vocab_size"], TEXTS_SEED)
+        _SMALL[key] = Trial(small, baseline, reference(small, fuzz_config(baseline), texts))
+    return _SMALL[key]
 
 
 TEXTS_SEED = 1

@@ -12,7 +12,7 @@ from validation.fuzz.trial import Trial, prepare
 from validation.fuzz.verify import verify_cases
 from validation.gates import parity_rejection, parity_sampled
 from validation.gates.base import Context, Finding, Table, Unit
-from validation.targets.optional import Accepting, Miniature
+from validation.targets.optional import Accepting
 
 VERIFY = "verify-counts"
 """The unit of every number of drafts with every number of them accepted."""
@@ -30,7 +30,7 @@ def fuzz_units(settings: Mapping[str, Any]) -> list[Unit]:
 
 def fuzz_refusal(context: Context) -> str | None:
     """Why this target cannot be fuzzed, or None."""
-    if not context.settings.get("fuzz_seeds", 0) or isinstance(context.target, Miniature):
+    if not context.settings.get("fuzz_seeds", 0) or hasattr(context.target, "miniature"):
         return None
     return f"target {context.target.name!r} has no miniature to fuzz; take `fuzz_seeds` out of the profile"
 

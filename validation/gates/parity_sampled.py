@@ -2,7 +2,7 @@
 
 The enumeration of `parity_rejection` knows the rule alone; here drafter, speculator and sampler work together. One
 prompt is answered with many seeds. Given the first token, the second one, which a verify step chose, must have the
-distribution that the target's logits give: a chi-square test over the commonest tokens, the rest together.
+distribution that the target's logits give: a chi-square test.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from validation.gates.base import Context, Finding
@@ -27,7 +29,10 @@ ALPHA = 1e-6
 """Chance that a healthy engine fails: it is asked for every night, and no night of a century should be lost to it."""
 
 LEAST_EXPECTED = 5.0
-"""Expected count of a cell (Cochran, 1954); rarer tokens are counted together."""
+"""Expected count of a group that is judged (Cochran, 1954)."""
+
+GROUPS = 8
+"""Groups of tokens that are told apart."""
 
 TEMPERATURE = 3.0
 """A small model is sure of most tokens; hot sampling spreads the counts over cells."""
@@ -68,34 +73,39 @@ def measure_sampled(context: Context, answers: int) -> dict[str, Any]:
 
 
 def _statistic(context: Context, prompt: Sequence[int], pairs: Mapping[tuple[int, int], int]) -> tuple[float, int]:
-    """Chi-square over (first, second) tokens, given the first ones; the target's logits come without drafts."""
-    firsts = Counter({first: sum(n for (a, _), n in pairs.items() if a == first) for first, _ in pairs})
+    """Chi-square over GROUPS groups of second tokens, given the first ones.
+
+    A group holds about an equal part of the target's distribution behind its first token, the likeliest tokens first;
+    so every answer counts, however many different tokens there are. The target's logits come without drafts.
+    """
+    firsts = sorted({first for first, _ in pairs})
     arm = context.target.open(replace(sampled_config(context.candidate), drafts=0, draft_sampling="greedy"))
-    statistic, freedom = 0.0, 0
-    for first, count in firsts.items():
-        exact = _next(arm, [*prompt, first])
-        common = [token for token, p in enumerate(exact) if p * count >= LEAST_EXPECTED]
-        rest = count - sum(pairs.get((first, token), 0) for token in common)
-        cells = [(pairs.get((first, token), 0), exact[token] * count) for token in common]
-        cells.append((rest, count - sum(expected for _, expected in cells)))
-        kept = [(seen, expected) for seen, expected in cells if expected >= LEAST_EXPECTED]
-        if len(kept) < 2:
-            continue
-        # A rest too rare to count leaves the others' sum free, which only makes the test more cautious.
-        statistic += sum((seen - expected) ** 2 / expected for seen, expected in kept)
-        freedom += len(kept) - (len(kept) == len(cells))
-    return statistic, freedom
+    exact = dict(zip(firsts, _next(arm, [[*prompt, first] for first in firsts]), strict=True))
+    seen, expected = np.zeros(GROUPS), np.zeros(GROUPS)
+    for (first, second), count in pairs.items():
+        order = np.argsort(-exact[first], kind="stable")
+        # A token belongs where the middle of its own share of the distribution lies.
+        middle = np.cumsum(exact[first][order]) - exact[first][order] / 2
+        group = np.empty(len(order), dtype=int)
+        group[order] = np.minimum((middle * GROUPS).astype(int), GROUPS - 1)
+        seen[group[second]] += count
+        expected += count * np.bincount(group, exact[first], GROUPS)
+    kept = expected >= LEAST_EXPECTED
+    statistic = float((((seen - expected) ** 2)[kept] / expected[kept]).sum())
+    return statistic, max(0, int(kept.sum()) - 1)
 
 
-def _next(arm: Arm, tokens: Sequence[int]) -> list[float]:
-    """The distribution of the token that follows."""
-    decode = arm.forced_decode([list(tokens)], len(tokens) - 1)
-    try:
-        [step] = list(decode)
-    finally:
-        decode.close()
-    probabilities: list[float] = torch.softmax(step.logits[0].double() / TEMPERATURE, -1).tolist()
-    return probabilities
+def _next(arm: Arm, sequences: Sequence[Sequence[int]]) -> Iterator[NDArray[np.float64]]:
+    """The distribution of the token that follows each of the sequences."""
+    most = arm.config.max_batch
+    for first in range(0, len(sequences), most):
+        batch = [list(sequence) for sequence in sequences[first : first + most]]
+        decode = arm.forced_decode(batch, len(batch[0]) - 1)
+        try:
+            [step] = list(decode)
+        finally:
+            decode.close()
+        yield from torch.softmax(step.logits.double() / TEMPERATURE, -1).numpy()
 
 
 def sampled_findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:

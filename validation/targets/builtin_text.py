@@ -44,6 +44,9 @@ class _Listener:
             while self._engine.step() is not None:
                 self._read_states()
         finally:
+            # Cached prefixes own pages; those of an engine that is gone would be lost to the next one.
+            while self._engine.prefixes.evict_oldest():
+                pass
             self._runner.parts = {**self._runner.parts, "sample": self._sample}
         return [self._answer(i, ask) for i, ask in enumerate(self._asks)]
 
