@@ -115,7 +115,8 @@ class Client:
             EndpointDown: it cannot be reached.
         """
         try:
-            status, body, _ = await self._get(url)
+            async with asyncio.timeout(self._limits.page):
+                status, body, _ = await self._send("GET", url, None)
         except (httpx.TransportError, TimeoutError, TooLarge) as error:
             raise EndpointDown(f"{url} cannot be reached ({type(error).__name__})") from error
         return body.decode("utf-8", "replace") if status == 200 else None

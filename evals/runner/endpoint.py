@@ -23,11 +23,13 @@ class EndpointError(ValueError):
 class Limits:
     """How long and how often an endpoint is waited for. Times are in seconds.
 
-    `answer` bounds one answer from first byte sent to last byte read; `patience` how long a server may be away before
-    the run is given up; `tries` how often one question may fail on a server that is there.
+    `answer` bounds one answer from first byte sent to last byte read. `page` bounds one look at what a server says of
+    itself: vLLM gathers facts of its machine first, for tens of seconds on a busy one. `patience` is how long a server
+    may be away before the run is given up, `tries` how often one question may fail on a server that is there.
     """
 
     connect: float = 10.0
+    page: float = 300.0
     answer: float = 1800.0
     patience: float = 600.0
     tries: int = 5
