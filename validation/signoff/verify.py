@@ -83,7 +83,7 @@ def _by_folder(digests: Mapping[str, str], where: str) -> dict[str, dict[str, st
 
 def _changes(folder: Path, expected: Mapping[str, str], apart: set[str]) -> Iterator[str]:
     if not folder.is_dir():
-        yield f": the folder is missing ({len(expected)} files); --out names the folder of runs, or name it after SIGNOFF"
+        yield f": the folder is missing ({len(expected)} files); --out names the folder of runs"
         return
     try:
         now = {name: sha for name, sha in files(folder).items() if name not in apart}
