@@ -52,8 +52,8 @@ SLOTS, STAGES = 2, 2
 CONTRIBUTE, GATHER = 0, 1
 """Stages of a call: partial sums to who adds them; sums (of a one-shot call: everything) to who wants them."""
 
-OK, TIMED_OUT, DISAGREED, ABORTED = 0, 1, 2, 3
-"""Codes in `failure`."""
+TIMED_OUT, DISAGREED, ABORTED = 1, 2, 3
+"""Codes in `failure`; 0 while all is well."""
 
 
 def wrapped(value: int, bits: int = BITS) -> int:

@@ -36,6 +36,7 @@ def draw_timeline(axes: Axes, plot: PlotDoc, palette: Sequence[str], markers: st
     axes.set_yticks(range(most + 1))
     axes.set_ylim(most + 0.5, -0.5)
     axes.set_xlim(0, len(plot.x) + 1)
+    axes.set_xticks(range(1, len(plot.x) + 1, 1 + len(plot.x) // 30))
 
 
 def _first(marks: Mapping[str, Sequence[object]], place: int) -> float | None:

@@ -26,10 +26,7 @@ from decode_impl.parallel.protocol import SENTINEL, is_over
 from decode_impl.parallel.table import collectives
 from validation.sync.faulty import with_fault
 from validation.sync.shared_memory import ABORT, AGREEMENT, FIRST, FLAGLESS, IN_PLACE, READY, WORDS, SharedMemory
-from validation.sync.stress_plan import StressPlan, plan_from
-
-LAYERS = 3
-"""Collectives of a step, between two agreements; an odd number, so that parities by layer would collide."""
+from validation.sync.stress_plan import LAYERS, StressPlan, plan_from
 
 _START_LIMIT_NS = 30_000_000_000
 _SPINS, _NAP_S, _LONGEST = 20, 5e-6, 200

@@ -12,6 +12,9 @@ POINTS = ("data", "flag", "wait", "read", "return")
 MAGNITUDES = (50, 400, 3000)
 """Delays in microseconds: shorter than a call, about a call, several calls of the peers."""
 
+LAYERS = 3
+"""Collectives of a step, between two agreements; an odd number, so that parities by layer would collide."""
+
 KINDS = ("one_shot", "two_shot", "in_place", "mail_without_flags")
 
 
@@ -55,13 +58,17 @@ class StressPlan:
 
 
 def with_delays(plan: StressPlan, per_step: float) -> StressPlan:
-    """The plan with delays drawn from its seed, `per_step` of them a rank and step on average."""
+    """The plan with delays drawn from its seed, `per_step` of them a rank and step on average.
+
+    Each is at any operation of its point that a step of one tile has: an agreement and LAYERS sums, a message per peer.
+    """
     draw = random.Random(plan.seed * 2 + 1)
+    last = (1 + LAYERS) * (plan.ranks - 1) - 1
     drawn = {
-        Delay(step, rank, draw.choice(POINTS), draw.randint(0, plan.ranks - 1), draw.choice(MAGNITUDES))
+        Delay(step, rank, draw.choice(POINTS), draw.randint(0, last), draw.choice(MAGNITUDES))
         for step in range(plan.steps)
         for rank in range(plan.ranks)
-        if draw.random() < per_step
+        for _ in range(int(per_step) + (draw.random() < per_step % 1))
     }
     return replace(plan, delays=tuple(sorted(drawn)))
 

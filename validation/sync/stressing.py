@@ -22,8 +22,9 @@ LIMIT_MS = 30_000
 SHORT_MS = 1_000
 """Time limit of waits where something is wrong on purpose."""
 
-CONTROL_STEPS = 120
-"""Steps of a control: each shows within the first few dozen where delays are as frequent as here."""
+CONTROL_STEPS, CONTROL_DELAYS = 120, 3.0
+"""Steps of a control, and delays a rank and step. The rarest to show, a slot used twice in a row, takes 3 ms before a
+load of one certain sum of three: a dozen such delays are expected, so one seed in a hundred thousand has none."""
 
 _MOST_PROBES = 12
 """Runs of a delay plan that its reduction may take, a second or so each."""
@@ -39,7 +40,7 @@ def stressed(ranks: int, steps: int, seeds: Sequence[int], faults: Sequence[str]
     short = replace(plans[0], steps=CONTROL_STEPS, limit_ms=SHORT_MS)
     stopped = replace(short, stop=(0, CONTROL_STEPS // 2), limit_ms=SHORT_MS // 2)
     odd = replace(short, odd_one=(ranks - 1, CONTROL_STEPS // 2))
-    controls = [] if fault else [with_delays(plan, 1.0) for plan in stress_controls(short)]
+    controls = [] if fault else [with_delays(plan, CONTROL_DELAYS) for plan in stress_controls(short)]
     last = [stopped, odd, replace(stopped, kill=True)]
     outcomes = stress([*plans, *controls, *last])
     judged, rest = outcomes[: len(plans)], outcomes[len(plans) :]

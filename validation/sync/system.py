@@ -146,8 +146,3 @@ def _number(values: list[object], ids: dict[tuple[type, object], int], value: ob
         ids[key] = len(values)
         values.append(value)
     return ids[key]
-
-
-def names(values: Sequence[object]) -> list[str]:
-    """How values are shown."""
-    return [str(value) for value in values]
