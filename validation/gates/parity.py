@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from validation.gates import parity_control
 from validation.gates.base import Context, GateResult, Json, Table, Unit
 from validation.gates.parity_fuzz import fuzz_findings, fuzz_refusal, fuzz_table, fuzz_units, measure_fuzz
 from validation.gates.parity_judge import judge_cell
@@ -55,8 +56,9 @@ class ParityGate:
                 "fuzz_seeds": positive_integer(1000),
                 "fuzz_steps": positive_integer(10**6),
                 "sampled_answers": positive_integer(10**6),
+                "controls": subset((parity_control.UNIT,)),
             },
-            optional=("schedules", "fuzz_seeds", "fuzz_steps", "sampled_answers"),
+            optional=("schedules", "fuzz_seeds", "fuzz_steps", "sampled_answers", "controls"),
         )
         if not wrong and ("fuzz_seeds" in settings) != ("fuzz_steps" in settings):
             wrong = "fuzz_seeds (searches) and fuzz_steps (engine steps of each) are given together"
@@ -76,7 +78,7 @@ class ParityGate:
             )
         if schedules:
             windows(context.target, 1, TEXT_LENGTH, context.seed)
-        if refusal := fuzz_refusal(context):
+        if refusal := fuzz_refusal(context) or parity_control.refusal(context):
             raise ValueError(refusal)
         return [
             *(_schedule_arms(context) if schedules else ()),
@@ -96,6 +98,8 @@ class ParityGate:
         """Decode the unit's sequences in both arms and in the baseline's other composition, or play its schedules."""
         if "schedule" in unit.params:
             return _measure_schedule(unit, context)
+        if "control" in unit.params:
+            return parity_control.measure_control(context)
         if "fuzz" in unit.params:
             return measure_fuzz(unit, context)
         kv, ranks, batch = unit.params["kv"], unit.params["tp"], unit.params["batch"]
@@ -120,13 +124,15 @@ class ParityGate:
         """Every cell equivalent, its caches within their multiple, the candidate's own path run, all schedules kept."""
         played = {unit: result for unit, result in results.items() if "schedule" in result}
         fuzzed = {unit: result for unit, result in results.items() if "fuzz" in result}
-        results = {unit: result for unit, result in results.items() if unit not in {*played, *fuzzed}}
+        controls = {unit: result for unit, result in results.items() if "control" in result}
+        results = {unit: r for unit, r in results.items() if unit not in {*played, *fuzzed, *controls}}
         judged = {
             unit: judge_cell(unit, result, _seed(context.seed, unit), len(results)) for unit, result in results.items()
         }
         findings = [finding for cell in judged.values() for finding in cell.findings]
         findings += [finding for unit, result in played.items() for finding in schedule_findings(unit, result)]
         findings += [finding for unit, result in fuzzed.items() for finding in fuzz_findings(unit, result)]
+        findings += [f for unit, result in controls.items() for f in parity_control.control_findings(unit, result)]
         undecided = [unit for unit, cell in judged.items() if cell.undecided]
         tokens = sum(result["tokens"] for result in results.values())
         verdict = Verdict.PASS
@@ -137,7 +143,10 @@ class ParityGate:
         return GateResult(
             gate=self.name,
             verdict=verdict,
-            summary=summary(results, judged, undecided, tokens) + _schedule_summary(played, fuzzed) + unseen(context),
+            summary=summary(results, judged, undecided, tokens)
+            + _schedule_summary(played, fuzzed)
+            + "".join(map(parity_control.control_sentence, controls.values()))
+            + unseen(context),
             findings=findings,
             metrics={
                 "tokens": tokens,
@@ -228,6 +237,7 @@ def _units(settings: Mapping[str, Json]) -> list[Unit]:
     ] + [
         *(Unit(f"schedule-{name}", {"schedule": name}) for name in settings.get("schedules", [])),
         *fuzz_units(settings),
+        *(Unit(name, {"control": name}) for name in settings.get("controls", [])),
     ]
 
 
