@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="bisect",
-    help="Find the cause of a failure: the op, the layer, the token, the commit.",
+    help="""Find the cause of a failure: the op, the layer, the token, the commit.
+
+    [bold]Examples[/bold]
+
+    decodegate bisect kernels --cell fp8-tp1-b8      which op carries the failure of this cell
+    decodegate bisect layers                         the first layer that leaves the noise floor
+    decodegate bisect commits --good A --bad B -- --gate parity   which commit
+
+    [bold]Exit codes[/bold]
+
+    0 nothing to bisect, 1 the cause is named, 2 wrong usage or bad input, 3 inconclusive, 4 error, 130 interrupted""",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )

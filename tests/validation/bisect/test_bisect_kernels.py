@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from four_layers import question, search, write_four_layers
+from four_layers import faulty, question, search, write_four_layers
 
 from validation.bisect.ddmin import most_runs_of_single
 from validation.bisect.kernels import Search, confirm
@@ -168,3 +169,9 @@ def test_a_fault_of_one_layer_leaves_the_others_alone() -> None:
     healed = question("moe-gate-up-swapped@3").ask([("experts", 3)])
     assert healed.verdict is Verdict.PASS
     assert question("moe-gate-up-swapped@3").ask([("experts", 2)]).verdict is Verdict.FAIL
+
+
+def test_a_fault_of_one_layer_pickles_as_its_name() -> None:
+    [fault] = faulty("moe-gate-up-swapped@3")
+    twin = pickle.loads(pickle.dumps(fault))
+    assert (twin.id, twin.only_in) == ("moe-gate-up-swapped@3", 3)
