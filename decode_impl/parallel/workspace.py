@@ -6,6 +6,7 @@ from torch's symmetric memory, `on_one_device` gives several ranks on one GPU (e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +143,8 @@ def over_group(group: Any, elements: int, device: torch.device, limit_us: int) -
     import torch.distributed as dist
     from torch.distributed import _symmetric_memory as symmetric
 
+    # Nothing here multicasts, and setting it up needs rights and hardware that a host may lack.
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     layout = Layout(ranks, elements)
     memory = symmetric.empty(layout.bytes, dtype=torch.uint8, device=device)
