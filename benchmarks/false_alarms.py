@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -154,7 +155,9 @@ def main() -> int:
     wanted, parts = range(options.first, options.first + options.seeds), sorted(options.gates)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     results = {s: r for s, r in known(options.out).items() if s in wanted and r.get("parts") == parts}
-    with ProcessPoolExecutor(options.workers) as pool, options.out.open("a", encoding="utf-8") as file:
+    # A forked child of a torch that was built for CUDA may wait for ever.
+    pool = ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("spawn"))
+    with pool, options.out.open("a", encoding="utf-8") as file:
         missing = [seed for seed in wanted if seed not in results]
         for done in as_completed([pool.submit(judge, seed, parts) for seed in missing]):
             entry = done.result()
