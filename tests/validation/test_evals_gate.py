@@ -16,7 +16,6 @@ from validation.faults.catalogue import FAULTS
 from validation.gates.base import Context, GateResult
 from validation.gates.evals import EvalsGate
 from validation.gates.evals_report import result
-from validation.profile import load_profile
 from validation.record import gate_doc
 from validation.reports.text import markdown
 from validation.targets.base import ArmConfig, Capability, Counters
@@ -235,15 +234,3 @@ def test_a_published_set_that_is_not_there_is_refused_before_anything_is_measure
     given = {**ONE, "origin": "published", "data_dir": str(tmp_path)}
     with pytest.raises(ValueError, match=r"huggingface\.co/datasets/Idavidrein/gpqa .*--data-dir"):
         GATE.arms(context(given))
-
-
-@pytest.mark.parametrize(("name", "margin"), [("nightly", 0.02), ("signoff", 0.01)])
-def test_a_profile_has_enough_repeats_to_decide_its_margin(name: str, margin: float) -> None:
-    """Of arms that share their random numbers, and differ in one pair of two hundred by chance."""
-    from evals.statistics import Noise, chances, designed
-
-    evals = load_profile(name)[1].gates["evals"]["evals"]
-    assert len(evals) == 3
-    for entry in evals:
-        assert entry["margin"] == margin
-        assert chances(designed(Noise(0.005, 0.0), entry["items"], entry["repeats"]), margin).go >= 0.8
