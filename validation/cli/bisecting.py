@@ -9,26 +9,32 @@ import typer
 
 from validation.cli import options
 from validation.cli.bisecting_commits import commits
+from validation.verdict import EXIT_USAGE
 
 if TYPE_CHECKING:
     from validation.cli.bisect_inside import InsideOptions
 
-app = typer.Typer(
-    name="bisect",
-    help="""Find the cause of a failure: the op, the layer, the token, the commit.
+app = typer.Typer(name="bisect", rich_markup_mode="rich")
+
+
+@app.callback(invoke_without_command=True)
+def bisect(context: typer.Context) -> None:
+    """Find the cause of a failure: the op, the layer, the token, the commit.
 
     [bold]Examples[/bold]
 
-    decodegate bisect kernels --cell fp8-tp1-b8      which op carries the failure of this cell
-    decodegate bisect layers                         the first layer that leaves the noise floor
-    decodegate bisect commits --good A --bad B -- --gate parity   which commit
+    decodegate bisect kernels --cell fp8-tp1-b8                     which op carries the failure of this cell
+    decodegate bisect layers                                        the first layer that leaves the noise floor
+    decodegate bisect commits --good A --bad B -- --gate parity     which commit
 
     [bold]Exit codes[/bold]
 
-    0 nothing to bisect, 1 the cause is named, 2 wrong usage or bad input, 3 inconclusive, 4 error, 130 interrupted""",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+    0 nothing to bisect, 1 the cause is named, 2 wrong usage or bad input, 3 inconclusive, 4 error, 130 interrupted
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(EXIT_USAGE)
+
 
 app.command()(commits)
 
