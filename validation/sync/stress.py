@@ -15,8 +15,8 @@ from typing import Any
 from validation.sync.shared_memory import bytes_of
 from validation.sync.stress_plan import POINTS, StressPlan
 
-_PATIENCE = 120.0
-"""Seconds after which processes that should have given up by themselves are killed: then something does hang."""
+_PATIENCE_S, _STEP_S = 120.0, 0.2
+"""Seconds for a set, and for each step and rank, a hundred times what they take: only what does hang is killed."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Outcome:
         return {"plan": self.plan.document(), "ranks": list(self.ranks)}
 
 
-def stress(plans: Sequence[StressPlan], patience: float = _PATIENCE) -> list[Outcome]:
+def stress(plans: Sequence[StressPlan]) -> list[Outcome]:
     """Run these jobs one after another on one set of rank processes; all have the same number of ranks.
 
     A rank that kills itself ends its process, so such a job can only be the last one.
@@ -70,7 +70,7 @@ def stress(plans: Sequence[StressPlan], patience: float = _PATIENCE) -> list[Out
             for rank in range(ranks)
         ]
         try:
-            _join(processes, patience)
+            _join(processes, _PATIENCE_S + _STEP_S * ranks * sum(plan.steps for plan in plans))
         finally:
             for process in processes:
                 process.kill()
