@@ -25,6 +25,9 @@ TOWER_SCORE = 300.0
 """Score beyond what exp (88) and exp2 (127) hold in FP32: only a softmax that subtracts its maximum survives it."""
 LONG_PAGES = (65, 80)
 """Pages of the longest request of the `long` families."""
+ROOM = (1, 3, 5)
+"""Width of a block table in requests as long as the longest: an engine's has room for the longest that it allows, and
+the splits of the context follow from that."""
 VERIFY_WIDTHS = (2, 4, 6, 8)
 LOUD = 400.0
 """Factor that takes a channel of magnitude 1 beyond E4M3's 448 times either scale."""
@@ -149,7 +152,7 @@ def _attention(
         q[..., :2], q[..., 2:6] = LOUD * draw.signs(rows, h, 2), 0.01
     elif family.startswith("subnormals"):
         q = draw.with_subnormals(q)
-    table, pages = _block_table(draw, lengths, page)
+    table, pages = _block_table(draw, lengths, page, turned(draw, rows, ROOM))
     cache = storage.garbage(draw, pages, page, C + R)
     for request, length in enumerate(lengths):
         keys = draw.normal(length, C + R)
@@ -174,12 +177,13 @@ def _attention(
     return case, table
 
 
-def _block_table(draw: Draw, lengths: list[int], page: int) -> tuple[Tensor, int]:
-    """Scattered, shuffled pages per request, unused entries 0; and the number of pages in the pool."""
+def _block_table(draw: Draw, lengths: list[int], page: int, room: int) -> tuple[Tensor, int]:
+    """Scattered, shuffled pages per request, unused entries 0, `room` times as many as the longest request needs; and
+    the number of pages in the pool."""
     counts = [-(-length // page) for length in lengths]
     pages = 1 + sum(counts) + 3
     shuffled = 1 + draw.permutation(pages - 1)
-    table = torch.zeros(len(lengths), max(counts) + 2, dtype=torch.int64)
+    table = torch.zeros(len(lengths), room * max(counts) + 2, dtype=torch.int64)
     for row, (count, own) in enumerate(zip(counts, shuffled[: sum(counts)].split(counts), strict=True)):
         table[row, :count] = own
     return table, pages
