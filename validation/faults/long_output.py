@@ -46,10 +46,21 @@ def _sanitised(right: Any) -> Any:
     return lambda logits, *rest: right(logits.nan_to_num(0.0, 0.0, 0.0), *rest)
 
 
-for _id, _title, _component, _sources, _missed in (
-    ("long-kv-requantised", "cached rows are quantised again at every step", "latent_cache", "M123",
-     "first turns without thinking"),
-    ("long-drafter-context", "the drafter loses its context beyond 8k tokens", "drafter", "M121, M122",
-     "mean acceptance"),
-):  # fmt: skip
-    LAYER.declare(_component, _id, _title, kind=Kind.STALE, sources=_sources, missed_by=_missed)
+LAYER.declare(
+    "latent_cache",
+    "long-kv-requantised",
+    "cached rows are quantised again at every step",
+    kind=Kind.STALE,
+    sources="M123",
+    missed_by="first turns without thinking",
+    equivalent="the cache has one scale for all rows, loaded once: an E4M3 value quantised again with it is itself",
+)
+LAYER.declare(
+    "drafter",
+    "long-drafter-context",
+    "the drafter loses its context beyond 8k tokens",
+    kind=Kind.STALE,
+    sources="M121, M122",
+    missed_by="mean acceptance",
+    not_applicable="the embedded model's context ends at 8,192 tokens; draft-context-missing is the same hole nearer",
+)

@@ -69,6 +69,6 @@ def cases() -> st.SearchStrategy[Case]:
         prefill_chunk=st.sampled_from((64, 16, 5, 1)),
         prefix_block=st.sampled_from((16, 32)),
         prefix_snapshots=st.sampled_from((4, 0, 8, 2)),
-        drafts=st.sampled_from((3, 0, 3, 4, 5, 6, 7)),
+        drafts=st.sampled_from((3, 0, 3, 0, 4, 5, 6, 7)),
         poisoned=st.booleans(),
     )
