@@ -10,6 +10,7 @@ import pytest
 
 from decode_impl.parallel.table import PROTOCOL
 from validation.cli.app import main
+from validation.profile import load_profile
 from validation.replay_files import PLAYERS
 from validation.sync.explore import Explorer
 from validation.sync.faulty import with_fault
@@ -44,6 +45,14 @@ def test_a_trace_fails_again_and_is_printed(tmp_path: Path, capsys: pytest.Captu
 def test_a_trace_does_not_fail_where_the_fault_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(trace_file(tmp_path))]) == 0
     assert "sync-trace: does not fail" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("faults", "code"), [([], 0), (["kda-beta-bf16"], 1)])
+def test_a_numerics_case_is_measured_again(faults: list[str], code: int, tmp_path: Path) -> None:
+    profile = load_profile("smoke")[1].content()
+    case = {"op": "kda_step", "width": "model", "family": "iid", "rows": 8, "seed": 1}
+    content = {"kind": "numerics", "profile": profile, "seed": 0, "faults": faults, "case": case}
+    assert main(["replay", str(written(tmp_path, content))]) == code
 
 
 def test_a_delay_plan_is_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
