@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_k3 import small_target
 
 from validation.cli.app import main
 from validation.errors import UsageError
+from validation.faults.base import ENGINE, Fault
 from validation.faults.catalogue import FAULTS
 from validation.fuzz.case import Arrive, Case, Steps, Take, as_json, from_json
 from validation.fuzz.files import Subject, read, write_failure
@@ -142,9 +144,20 @@ def test_texts_of_other_beginnings_share_no_word() -> None:
 
 
 def test_rows_of_another_request_are_known_for_what_they_are() -> None:
-    case = Case((Arrive(3, 20, 8, (0,)), Arrive(0, 20, 8, (0,))), max_batch=2, drafts=3)
-    messages = broken("spec-none-accepted-is-minus-one").findings(case)
-    assert any("those of text" in message for message in messages)
+    def exchange(right: Any) -> Any:
+        def faulty(*args: Any, **options: Any) -> Any:
+            batch = right(*args, **options)
+            both = batch.decode_rows == 2 and not batch.verify and not batch.sequences
+            return replace(batch, logit_rows=torch.tensor([1, 0])) if both else batch
+
+        return faulty
+
+    fault = Fault("made-up", "x", "build_batch", (), (ENGINE,), lambda p: {"build_batch": exchange(p["build_batch"])})
+    trial = Trial(healthy().target, replace(healthy().candidate, faults=(fault,)), healthy().reference)
+    case = Case((Arrive(3, 1, 6), Arrive(0, 1, 6)), max_batch=2)
+    assert healthy().findings(case) == []
+    messages = trial.findings(case)
+    assert any("they are those of text 0 after 1 tokens" in message for message in messages), messages
 
 
 def test_verify_steps_are_played_with_every_number_of_right_drafts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -61,19 +61,22 @@ def _text(logits: Tensor, solo: Tensor, arrival: Arrive, reference: Reference) -
     chosen, best = logits.argmax(-1).tolist(), solo.argmax(-1).tolist()
     for i, difference in enumerate(differences):
         lead = float(solo[i, best[i]] - solo[i, chosen[i]])
+        if lead <= margin and difference <= allowed:
+            continue
+        whose = _belongs(logits[i], arrival, i, reference)
         if lead > margin:
-            yield f"greedy token {i} is {chosen[i]}, alone {best[i]} by {lead:.3g} logits (a tie is {margin:.3g})"
-            return
-        if not difference <= allowed:
-            whose = _belongs(logits[i], arrival, i, allowed, reference.solos)
-            bound = f"allowed {allowed:.3g}"
-            yield f"logits of token {i} differ from the solo run's by {difference:.3g} (RMS), {bound}{whose}"
-            return
+            tie = f"a tie is {margin:.3g}"
+            yield f"greedy token {i} is {chosen[i]}, alone {best[i]} by {lead:.3g} logits ({tie}){whose}"
+        else:
+            bound = f"allowed {allowed:.3g}{whose}"
+            yield f"logits of token {i} differ from the solo run's by {difference:.3g} (RMS), {bound}"
+        return
 
 
-def _belongs(row: Tensor, arrival: Arrive, token: int, allowed: float, solos: Sequence[Solo]) -> str:
-    """Whose row of logits this is, if it is another place's."""
-    for text, solo in enumerate(solos):
+def _belongs(row: Tensor, arrival: Arrive, token: int, reference: Reference) -> str:
+    """Whose row of logits this is, if it is within the noise itself of another place's."""
+    allowed = SCHEDULE_MULTIPLE * reference.logit_floor
+    for text, solo in enumerate(reference.solos):
         distances = centred_logit_rms(solo.logits, row.expand_as(solo.logits))
         place = int(distances.nan_to_num(math.inf).argmin())
         if float(distances[place]) <= allowed and (text, place) != (arrival.text, arrival.prompt - 1 + token):
