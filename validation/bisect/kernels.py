@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from validation.bisect.ddmin import Asked, failing_sets
 from validation.bisect.places import Place, own_places
 from validation.bisect.question import ParityQuestion
+from validation.delta_debugging import Asked, failing_sets
 from validation.errors import UsageError
 from validation.gates.base import GateResult
 from validation.verdict import Verdict

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from validation.delta_debugging import smallest_part
 from validation.sync.controls import stress_controls
-from validation.sync.ddmin import ddmin
 from validation.sync.replays import delays_document
 from validation.sync.stress import Outcome, fails, stress
 from validation.sync.stress_plan import POINTS, Delay, StressPlan, with_delays
@@ -70,7 +70,7 @@ def smallest(plan: StressPlan) -> StressPlan:
 
     if not still(plan.delays):
         return plan
-    return replace(plan, delays=tuple(ddmin(plan.delays, still, _MOST_PROBES)))
+    return replace(plan, delays=tuple(smallest_part(plan.delays, still, _MOST_PROBES)))
 
 
 def _how(outcome: Outcome) -> str:

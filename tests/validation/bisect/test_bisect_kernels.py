@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from four_layers import faulty, question, search, write_four_layers
 
-from validation.bisect.ddmin import most_runs_of_single
 from validation.bisect.kernels import Search, confirm
 from validation.cli.app import main
+from validation.delta_debugging import most_runs_of_single
 from validation.faults.base import ENGINE, Fault, Ops
 from validation.verdict import Verdict
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from validation.sync import stressing
-from validation.sync.ddmin import ddmin
 from validation.sync.evidence import upper_bound
 from validation.sync.rank_process import payload
 from validation.sync.replays import delays_document, plan_of
@@ -137,24 +135,6 @@ def test_a_plan_is_the_same_from_its_file() -> None:
 def test_a_plan_of_another_form_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan_from(json.loads(json.dumps(QUIET.document())) | change)
-
-
-def test_ddmin_keeps_what_the_failure_needs_and_nothing_else() -> None:
-    needed = {3, 11, 12}
-    assert ddmin(list(range(20)), lambda kept: needed <= set(kept)) == sorted(needed)
-    assert ddmin(list(range(20)), lambda kept: True) == []
-
-
-def test_ddmin_stops_after_its_tries_with_a_list_that_fails() -> None:
-    tried = 0
-
-    def fails(kept: Sequence[int]) -> bool:
-        nonlocal tried
-        tried += 1
-        return {3, 17} <= set(kept)
-
-    assert {3, 17} <= set(ddmin(list(range(40)), fails, most_tries=5))
-    assert tried == 5
 
 
 def test_a_failing_plan_is_reduced_to_the_delay_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

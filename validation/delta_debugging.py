@@ -97,6 +97,24 @@ def failing_sets(asked: Asked[Element]) -> tuple[list[list[Element]], bool]:
     return found, asked.verdict(rest) is Verdict.PASS
 
 
+def smallest_part(items: Sequence[Element], fails: Callable[[Sequence[Element]], bool], most: int) -> list[Element]:
+    """Items of which none can be left out, of a list that fails as a whole; after `most` calls of `fails` the smallest
+    failing list so far.
+    """
+
+    def test(chosen: tuple[int, ...]) -> Verdict:
+        return Verdict.FAIL if fails([items[i] for i in chosen]) else Verdict.PASS
+
+    every = range(len(items))
+    asked = Asked(every, test, most, {frozenset(every): Verdict.FAIL})
+    try:
+        kept: Sequence[int] = [] if asked.fails(()) else ddmin(every, asked)
+    except BudgetSpent:
+        failing = [key for key, verdict in asked.answers.items() if verdict is Verdict.FAIL]
+        kept = sorted(min(failing, key=len))
+    return [items[i] for i in kept]
+
+
 def most_runs_of_single(n: int) -> int:
     """Runs that one culprit among `n` needs at most: the whole, the empty set, two a halving, and the rest."""
     return 2 * math.ceil(math.log2(n)) + 3 if n > 1 else 3
