@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from small_k3 import small_target
+from small_k3 import context_of, small_target
 
+from numerics.logits import LogitStats
 from validation.cli.app import main
 from validation.errors import UsageError
 from validation.faults.base import ENGINE, Fault
@@ -23,7 +25,9 @@ from validation.fuzz.texts import TEXT_LENGTH, TEXTS, random_texts
 from validation.fuzz.trial import Trial, prepare
 from validation.fuzz.verify import DRAFTS, verify_cases
 from validation.fuzz.work import scheduling_faults
+from validation.gates.parity import ParityGate
 from validation.targets.base import ArmConfig
+from validation.verdict import Verdict
 
 STEPS = 2000
 """Within so many engine steps an injected fault of the scheduler is found."""
@@ -186,3 +190,42 @@ def test_a_wrong_fault_or_model_is_refused(capsys: Any) -> None:
     assert main(["fuzz", "--fault", "no-such-fault"]) == 2
     assert main(["fuzz", "--model", "somewhere"]) == 2
     assert "--whole-model" in capsys.readouterr().err
+
+
+GATE = {
+    "prompt_length": 8,
+    "decode_length": 4,
+    "min_sequences": 2,
+    "cells": [{"kv_cache_dtype": "fp8", "tensor_parallel": [1], "batches": [2]}],
+    "fuzz_seeds": 1,
+    "fuzz_steps": 20,
+}
+
+
+def test_a_failing_search_fails_the_parity_gate_and_its_case_is_kept_for_replay() -> None:
+    context, gate = context_of(GATE, faults=(FAULTS["null-page-poisoned"],)), ParityGate()
+    assert gate.settings_error(GATE) is None
+    [unit] = [unit for unit in gate.plan(context) if unit.id == "fuzz-0"]
+    result = gate.judge({unit.id: gate.measure(unit, context)}, context)
+    assert result.verdict is Verdict.FAIL
+    assert "1 of 1 units broken" in result.summary
+    subject, case = read(result.metrics["replays"]["fuzz-0"])
+    assert subject.faults == ("null-page-poisoned",)
+    assert len(case.operations) <= OPERATIONS
+
+
+def test_seeds_and_steps_are_given_together() -> None:
+    assert "given together" in str(ParityGate().settings_error({k: v for k, v in GATE.items() if k != "fuzz_steps"}))
+
+
+def test_what_the_parity_gate_keeps_of_a_token_does_not_grow_with_the_vocabulary() -> None:
+    def kept(tokens: int, vocabulary: int) -> int:
+        stats = LogitStats()
+        for _ in range(tokens):
+            rows = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(0))
+            stats.add(rows, rows + 0.1)
+        return len(pickle.dumps({name: value.numpy() for name, value in stats.per_token().items()}))
+
+    assert kept(64, 5000) == kept(64, 500)
+    # Per token a few figures of 8 bytes, however long the text: a row of 5,000 logits would be 20,000.
+    assert (kept(128, 500) - kept(64, 500)) / 64 < 200

@@ -87,8 +87,12 @@ class Case:
 
 def as_json(case: Case) -> dict[str, Any]:
     """The case as plain JSON."""
-    named = [{"do": _NAMES[type(one)], **asdict(one)} for one in case.operations]
-    return {**asdict(case), "operations": named}
+    return {**asdict(case), "operations": [_operation_json(one) for one in case.operations]}
+
+
+def _operation_json(one: Operation) -> dict[str, Any]:
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(one).items()}
+    return {"do": _NAMES[type(one)], **plain}
 
 
 def from_json(content: object) -> Case:
