@@ -57,6 +57,7 @@ class ArmSection(_Section):
     max_batch: int = Field(default=64, ge=1)
     max_context: int = Field(default=1024, ge=1)
     drafts: int = Field(default=0, ge=0)
+    draft_sampling: Literal["greedy", "sampled"] = "greedy"
 
     def arm(self, name: str) -> ArmConfig:
         """The arm of this name, without faults."""
