@@ -110,8 +110,8 @@ def smallest_part(items: Sequence[Element], fails: Callable[[Sequence[Element]],
     try:
         kept: Sequence[int] = [] if asked.fails(()) else ddmin(every, asked)
     except BudgetSpent:
-        failing = [key for key, verdict in asked.answers.items() if verdict is Verdict.FAIL]
-        kept = sorted(min(failing, key=len))
+        failing = [sorted(key) for key, verdict in asked.answers.items() if verdict is Verdict.FAIL]
+        kept = min(failing, key=len)
     return [items[i] for i in kept]
 
 
