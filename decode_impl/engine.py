@@ -9,6 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from decode_impl.batch import Chunk
+from decode_impl.caches import CacheFull
 from decode_impl.parallel.errors import CollectiveError
 from decode_impl.prefix_cache import PrefixCache
 from decode_impl.request import Finish, Request, RequestError
@@ -124,11 +125,15 @@ class Engine:
         Raises:
             CollectiveError: a rank stalled, died or decided otherwise; the error names rank, slot and epoch.
             EngineStopped: that has happened in an earlier step.
+            CacheFull: requests are left and none can run: pages were lost to an owner that is gone.
         """
         if self._failure is not None:
             raise EngineStopped(f"the engine has stopped and runs no further step: {self._failure}") from self._failure
         self._admit()
         scheduled = self._schedule()
+        if not scheduled and self.unfinished:
+            free, pool = self.runner.latents.free_pages, self.runner.deployment.pool_pages
+            raise CacheFull(f"{self.unfinished} requests wait for pages, {free} of {pool} are free and nobody runs")
         if not scheduled:
             return None
         try:

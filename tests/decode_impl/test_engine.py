@@ -12,6 +12,7 @@ from small_models import SMALL, engine_of, prompt_of, rounding_noise, runner_of,
 from torch import Tensor
 
 from decode_impl.batch import Chunk
+from decode_impl.caches import CacheFull
 from decode_impl.deployment import Deployment
 from decode_impl.engine import Engine
 from decode_impl.request import Finish, RequestError
@@ -387,3 +388,12 @@ def test_seeded_texts_are_the_same_alone_in_a_batch_and_after_preemption() -> No
         texts, preemptions = scripted_texts(pages, list(PROMPTS), preempt_at)
         assert preemptions > 0
         assert texts == alone
+
+
+def test_an_engine_that_can_run_nothing_says_so() -> None:
+    engine = engine_of()
+    while engine.runner.latents.free_pages:
+        engine.runner.latents.allocate()
+    engine.add("starved", [1, 2, 3], 2)
+    with pytest.raises(CacheFull, match="1 requests wait for pages, 0 of"):
+        engine.step()
