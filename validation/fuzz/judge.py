@@ -12,7 +12,7 @@ from validation.fuzz.case import Arrive, Case, Take
 from validation.fuzz.solo import Caches, Reference, Solo, distance
 from validation.gates.parity_judge import CACHE_MULTIPLE, FLIP_SIGMAS
 from validation.gates.parity_measure import STATE_KINDS
-from validation.gates.parity_schedule_judge import CACHE_RESOLUTION, SCHEDULE_MULTIPLE, TOKEN_MULTIPLE
+from validation.gates.parity_schedule_judge import CACHE_RESOLUTION, SCHEDULE_MULTIPLE, SINGLE_MULTIPLE
 from validation.targets.schedule import Played, Trace
 
 
@@ -57,7 +57,7 @@ def _text(logits: Tensor, solo: Tensor, arrival: Arrive, reference: Reference) -
     """Greedy text equal but for ties, every row of logits within the noise; the first place that is not is named."""
     differences = centred_logit_rms(solo, logits).tolist()
     margin = FLIP_SIGMAS * CACHE_MULTIPLE * reference.logit_floor
-    allowed = TOKEN_MULTIPLE * reference.logit_floor
+    allowed = SINGLE_MULTIPLE * reference.logit_floor
     chosen, best = logits.argmax(-1).tolist(), solo.argmax(-1).tolist()
     for i, difference in enumerate(differences):
         lead = float(solo[i, best[i]] - solo[i, chosen[i]])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from validation.gates.base import Context, Json, Unit
+from validation.gates.numerics_contracts import ROW_INPUTS
 from validation.gates.numerics_measure import measure_case
 from validation.gates.parity_measure import windows
 from validation.targets.capture import captured_cases
@@ -51,5 +52,13 @@ def _captured(context: Context, kv: str) -> dict[str, list[dict[str, Any]]]:
             context.baseline, name="captured", kv_cache_dtype=kv, max_batch=BATCH, max_context=PROMPT + DECODE
         )
         sequences = windows(context.target, BATCH, PROMPT + DECODE, context.seed)
-        _known[key] = captured_cases(context.target, config, sequences, PROMPT, CASES, context.seed)
+        _known[key] = captured_cases(context.target, config, sequences, PROMPT, CASES, context.seed, _decodes)
     return _known[key]
+
+
+def _decodes(op: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call belongs to a decode step: rows of a prompt, all at once, are no case for the fused ops."""
+    if op not in ROW_INPUTS:
+        return True
+    rows = arguments[ROW_INPUTS[op][0]]
+    return len(rows[0] if isinstance(rows, list | tuple) else rows) <= BATCH

@@ -16,7 +16,7 @@ from validation.gates.parity_schedules import Comparison
 from validation.targets.base import Arm, TargetError
 from validation.targets.schedule import Played, Schedule, Trace
 
-FLOOR_PROMPT, FLOOR_TOKENS, FLOOR_SEQUENCES = 40, 12, 4
+FLOOR_PROMPT, FLOOR_TOKENS, FLOOR_SEQUENCES = 40, 12, 6
 """What the noise is measured on: as long as the requests of a scenario are."""
 
 
@@ -94,7 +94,7 @@ def _caches(reference: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dic
 
 
 def noise(arms: Arms, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The baseline against itself with another number of ranks: logits of every token, caches at the end."""
+    """The baseline against itself with another number of ranks: logits of every token, caches of every sequence."""
     sequences = [list(text[: FLOOR_PROMPT + FLOOR_TOKENS]) for text in texts[:FLOOR_SEQUENCES]]
     steps: dict[str, list[Tensor]] = {}
     caches: dict[str, list[dict[str, Tensor]]] = {}
@@ -104,7 +104,7 @@ def noise(arms: Arms, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
     differences = [_caches(a, b) for a, b in zip(caches["baseline"], caches["floor"], strict=True)]
     return {
         "logit_rms": [value for a, b in pairs for value in centred_logit_rms(a, b).tolist()],
-        "caches": {kind: max(d[kind] for d in differences) for kind in differences[0]},
+        "caches": {kind: [d[kind] for d in differences] for kind in differences[0]},
     }
 
 

@@ -35,9 +35,16 @@ class _Sample:
 
 
 def captured_cases(
-    target: Target, config: ArmConfig, sequences: Sequence[Sequence[int]], prompt_length: int, size: int, seed: int
+    target: Target,
+    config: ArmConfig,
+    sequences: Sequence[Sequence[int]],
+    prompt_length: int,
+    size: int,
+    seed: int,
+    wanted: Callable[[str, Mapping[str, Any]], bool],
 ) -> dict[str, list[dict[str, Any]]]:
-    """Up to `size` cases of every op that runs while an arm decodes `sequences` teacher-forced, drawn with `seed`.
+    """Up to `size` cases of every op that runs while an arm decodes `sequences` teacher-forced, drawn with `seed` from
+    the calls that are `wanted(op, arguments)`.
 
     The arm is opened anew under `config` and given back. Pools are as they were before the op ran.
     """
@@ -47,7 +54,8 @@ def captured_cases(
         sample = samples.setdefault(name, _Sample(size, random.Random(f"{seed}/{name}")))
 
         def op_that_notes(**arguments: Any) -> Any:
-            sample.offer(arguments, POOLS.get(name, ()))
+            if wanted(name, arguments):
+                sample.offer(arguments, POOLS.get(name, ()))
             return op(**arguments)
 
         return op_that_notes
