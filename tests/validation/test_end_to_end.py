@@ -52,7 +52,7 @@ seeds = 1
 [gates.parity]
 prompt_length = 20
 decode_length = 4
-min_sequences = 8
+min_sequences = 16
 
 [[gates.parity.cells]]
 kv_cache_dtype = "fp8"
