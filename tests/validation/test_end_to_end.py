@@ -131,7 +131,7 @@ def reports(folder: RunFolder) -> dict[str, str]:
 
 
 def test_the_embedded_model_passes_and_every_report_is_there(place: Place) -> None:
-    text = PROFILE.replace("batches = [1, 2, 4, 8]", "batches = [2]").replace("min_sequences = 8", "min_sequences = 6")
+    text = PROFILE.replace("batches = [1, 2, 4, 8]", "batches = [2]").replace("min_sequences = 16", "min_sequences = 6")
     place = place.with_profile(text)
     assert main(place.words(model=False)) == 0
     record = place.record()
