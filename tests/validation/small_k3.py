@@ -10,8 +10,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from small_models import SMALL
+
 from decode_impl.checkpoint import save_checkpoint
-from decode_impl.config import K3_MINI
 from decode_impl.embedded import EMBEDDED_MODEL
 from decode_impl.random_weights import random_checkpoint
 from validation.faults.base import Fault
@@ -19,26 +20,7 @@ from validation.gates.base import Context, Gate, GateResult
 from validation.targets.base import ArmConfig, Target
 from validation.targets.builtin import BuiltinTarget
 
-SMALL_K3 = replace(
-    K3_MINI,
-    name="small-k3",
-    hidden_size=64,
-    num_hidden_layers=3,
-    full_attention_layers=(0,),
-    attn_res_block_size=2,
-    kda_heads=2,
-    mla_heads=2,
-    q_lora_rank=32,
-    kv_lora_rank=64,
-    qk_nope_head_dim=32,
-    qk_rope_head_dim=32,
-    v_head_dim=32,
-    intermediate_size=64,
-    num_experts=4,
-    experts_per_token=2,
-    latent_size=32,
-    moe_intermediate_size=64,
-)
+SMALL_K3 = replace(SMALL, name="small-k3", num_hidden_layers=3, full_attention_layers=(0,), experts_per_token=2)
 """Every mechanism once. Attention comes first: the first layer's caches know no noise that a floor could show."""
 
 
