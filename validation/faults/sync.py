@@ -73,15 +73,13 @@ def _equality(right: Wrong, flag: int, wanted: int, **bits: int) -> bool:
     return flag == wanted
 
 
-@protocol(
+protocol(
     "exit_barrier",
     "sync-no-exit-barrier",
     "a rank reuses its input while peers still read it",
     sources="M99",
     missed_by="10,000 quiet iterations",
-)
-def _no_exit(right: Wrong, *args: Any) -> Iterator[Any]:
-    return nothing()
+)(nothing)
 
 
 @protocol(
@@ -239,26 +237,21 @@ def _kept(right: Wrong, bits: Any) -> Any:
     return bits
 
 
-@protocol(
+protocol(
     "dependency_wait",
     "sync-dependency-wait",
     "a dependent launch does not wait for its producer",
     sources="M105",
     missed_by="normal timing",
-)
-def _no_dependency(right: Wrong, *args: Any) -> Iterator[Any]:
-    return nothing()
+)(nothing)
 
-
-@protocol(
+protocol(
     "join",
     "sync-stream-alias",
     "shared expert's stream and the routed path alias one tensor",
     sources="M106",
     missed_by="quantised variants, which copy",
-)
-def _no_join(right: Wrong, *args: Any) -> Iterator[Any]:
-    return nothing()
+)(nothing)
 
 
 @protocol(
@@ -284,15 +277,13 @@ def _always(right: Wrong, consumed: int, step: int, depth: int) -> bool:
     return True
 
 
-@protocol(
+protocol(
     "broadcast_done",
     "sync-shared-memory-reuse",
     "shared memory reused without a barrier after a broadcast",
     sources="M109",
     missed_by="output comparisons (2e-6 of calls)",
-)
-def _no_barrier(right: Wrong, *args: Any) -> Iterator[Any]:
-    return nothing()
+)(nothing)
 
 
 @protocol(
@@ -345,23 +336,18 @@ def _pun(right: Wrong, row: Any, splits: int) -> Any:
     return ("BF16", row) if splits == 1 else right(row, splits=splits)
 
 
-@protocol(
+protocol(
     "plan_ready",
     "sync-planner-race",
     "the planner's threads read ids before they are written",
     sources="M113",
     missed_by="uniform lengths",
-)
-def _planner(right: Wrong, *args: Any) -> Iterator[Any]:
-    return nothing()
+)(nothing)
 
-
-@protocol(
+protocol(
     "cluster_exit",
     "sync-cluster-exit",
     "a thread block leaves its cluster early",
     sources="M114",
     missed_by="outputs",
-)
-def _early_exit(right: Wrong, *args: Any) -> Iterator[Any]:
-    return nothing()
+)(nothing)
