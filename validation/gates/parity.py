@@ -7,22 +7,22 @@ be at most TYPICAL_MULTIPLE floors, by a bootstrap over sequences.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from validation.gates import parity_control
 from validation.gates.base import Context, GateResult, Json, Table, Unit
+from validation.gates.parity_cells import (
+    cell_units,
+    drafts_rule,
+    matrix_arms,
+    measure_cell,
+    rows_error,
+    unit_seed,
+)
 from validation.gates.parity_fuzz import fuzz_findings, fuzz_refusal, fuzz_table, fuzz_units, measure_fuzz
 from validation.gates.parity_judge import judge_cell
-from validation.gates.parity_measure import (
-    STATE_KINDS,
-    Arms,
-    measure_parity,
-    other_ranks,
-    own_path_asked,
-    windows,
-)
+from validation.gates.parity_measure import Arms, windows
 from validation.gates.parity_report import cell_table, flip_plot, flip_table, position_plot, ratio_plot, summary
 from validation.gates.parity_schedule_judge import schedule_findings, schedule_table
 from validation.gates.parity_schedule_measure import measure_schedules
@@ -50,7 +50,10 @@ class ParityGate:
                 "decode_length": positive_integer(100_000),
                 "min_sequences": positive_integer(10_000),
                 "cells": cells(
-                    kv_cache_dtype=("bf16", "fp8"), tensor_parallel=integers(1, 64), batches=integers(1, 64)
+                    ("bf16", "fp8"),
+                    optional={"drafts": drafts_rule()},
+                    tensor_parallel=integers(1, 64),
+                    batches=integers(1, 64),
                 ),
                 "schedules": subset(SCENARIOS),
                 "fuzz_seeds": positive_integer(1000),
@@ -62,6 +65,7 @@ class ParityGate:
         )
         if not wrong and ("fuzz_seeds" in settings) != ("fuzz_steps" in settings):
             wrong = "fuzz_seeds (searches) and fuzz_steps (engine steps of each) are given together"
+        wrong = wrong or rows_error(settings)
         if wrong:
             return wrong
         ids = [unit.id for unit in _units(settings)]
@@ -82,16 +86,11 @@ class ParityGate:
             raise ValueError(refusal)
         return [
             *(_schedule_arms(context) if schedules else ()),
-            *(
-                arm
-                for cell in context.settings["cells"]
-                for ranks in cell["tensor_parallel"]
-                for arm in _arms(context, cell["kv_cache_dtype"], ranks, max(cell["batches"]))
-            ),
+            *matrix_arms(context),
         ]
 
     def plan(self, context: Context) -> Sequence[Unit]:
-        """A unit per cache format, tensor parallelism and batch size."""
+        """A unit per cell, schedule and search."""
         return _units(context.settings)
 
     def measure(self, unit: Unit, context: Context) -> dict[str, Json]:
@@ -102,23 +101,7 @@ class ParityGate:
             return parity_control.measure_control(context)
         if "fuzz" in unit.params:
             return measure_fuzz(unit, context)
-        kv, ranks, batch = unit.params["kv"], unit.params["tp"], unit.params["batch"]
-        prompt, decode = context.settings["prompt_length"], context.settings["decode_length"]
-        count = -(-max(batch, context.settings["min_sequences"]) // batch) * batch
-        sequences = windows(context.target, count, prompt + decode, _seed(context.seed, unit.id))
-        configs = _arms(context, kv, ranks, batch)
-        arms = Arms(*(context.target.open(config) for config in configs))
-        readable = Capability.READ_STATE in context.target.capabilities
-        measured = measure_parity(arms, sequences, batch, prompt, STATE_KINDS if readable else ())
-        return {
-            "own_path": own_path_asked(context.target, configs[0], configs[1]),
-            "kv": kv,
-            "tp": ranks,
-            "batch": batch,
-            "prompt": prompt,
-            "floor_tp": configs[2].tensor_parallel,
-            **measured,
-        }
+        return measure_cell(unit, context)
 
     def judge(self, results: Mapping[str, dict[str, Json]], context: Context) -> GateResult:
         """Every cell equivalent, its caches within their multiple, the candidate's own path run, all schedules kept."""
@@ -127,7 +110,8 @@ class ParityGate:
         controls = {unit: result for unit, result in results.items() if "control" in result}
         results = {unit: r for unit, r in results.items() if unit not in {*played, *fuzzed, *controls}}
         judged = {
-            unit: judge_cell(unit, result, _seed(context.seed, unit), len(results)) for unit, result in results.items()
+            unit: judge_cell(unit, result, unit_seed(context.seed, unit), len(results))
+            for unit, result in results.items()
         }
         findings = [finding for cell in judged.values() for finding in cell.findings]
         findings += [finding for unit, result in played.items() for finding in schedule_findings(unit, result)]
@@ -173,24 +157,6 @@ def unseen(context: Context) -> str:
     return f"; not judged on target {context.target.name!r}: {', '.join(lacking)}" if lacking else ""
 
 
-def _arms(context: Context, kv: str, ranks: int, batch: int) -> tuple[ArmConfig, ArmConfig, ArmConfig]:
-    """Baseline, candidate and floor of one cell; the floor is a baseline with another number of ranks, if it can be."""
-    floor_ranks = other_ranks(ranks) if Capability.RANKS in context.target.capabilities else ranks
-    length = context.settings["prompt_length"] + context.settings["decode_length"]
-
-    def arm(config: ArmConfig, tensor_parallel: int) -> ArmConfig:
-        return replace(
-            config,
-            kv_cache_dtype=kv,
-            tensor_parallel=tensor_parallel,
-            max_context=length,
-            # The floor decodes a single sequence in company of a second.
-            max_batch=max(batch, 2),
-        )
-
-    return arm(context.baseline, ranks), arm(context.candidate, ranks), arm(context.baseline, floor_ranks)
-
-
 def _schedule_arms(context: Context) -> tuple[ArmConfig, ArmConfig, ArmConfig]:
     """Baseline, candidate and floor of the schedules: FP8 cache, one rank, two for the floor where there are ranks."""
     ranks = 2 if Capability.RANKS in context.target.capabilities else 1
@@ -203,7 +169,7 @@ def _schedule_arms(context: Context) -> tuple[ArmConfig, ArmConfig, ArmConfig]:
 
 
 def _measure_schedule(unit: Unit, context: Context) -> dict[str, Json]:
-    texts = windows(context.target, TEXTS, TEXT_LENGTH, _seed(context.seed, unit.id))
+    texts = windows(context.target, TEXTS, TEXT_LENGTH, unit_seed(context.seed, unit.id))
     arms = Arms(*(context.target.open(config) for config in _schedule_arms(context)))
     return {
         "schedule": unit.params["schedule"],
@@ -227,19 +193,8 @@ def _schedule_summary(played: Mapping[str, Mapping[str, Json]], fuzzed: Mapping[
 
 def _units(settings: Mapping[str, Json]) -> list[Unit]:
     return [
-        Unit(
-            f"{cell['kv_cache_dtype']}-tp{ranks}-b{batch}",
-            {"kv": cell["kv_cache_dtype"], "tp": ranks, "batch": batch},
-        )
-        for cell in settings["cells"]
-        for ranks in cell["tensor_parallel"]
-        for batch in cell["batches"]
-    ] + [
+        *cell_units(settings),
         *(Unit(f"schedule-{name}", {"schedule": name}) for name in settings.get("schedules", [])),
         *fuzz_units(settings),
         *(Unit(name, {"control": name}) for name in settings.get("controls", [])),
     ]
-
-
-def _seed(seed: int, unit: str) -> int:
-    return seed * 2**32 + zlib.crc32(unit.encode())

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from evals.text import load
 from numerics.logits import LogitStats, LogitSummary
-from validation.targets.base import Arm, ArmConfig, Capability, ForcedDecode, Target
-from validation.targets.optional import expect
+from validation.targets.base import Arm, ArmConfig, Capability, ForcedDecode, Target, TargetError
+from validation.targets.optional import Verifying, expect
 
 KL_RESOLUTION = 1e-8
 """Nats added to a token's KL before its logarithm: logits are BF16, and one ULP on one of them moves KL by more."""
@@ -93,11 +93,13 @@ def measure_parity(
     batch: int,
     prompt_length: int,
     caches: Sequence[str] = STATE_KINDS,
+    drafts: int = 0,
 ) -> dict[str, Any]:
     """Decode all sequences in groups of `batch`, baseline, candidate and floor side by side; plain JSON statistics.
 
     No logits are kept: each step's are reduced to a few figures per token at once. `caches` are the kinds that the
-    arms let be read.
+    arms let be read. With `drafts` the candidate runs verify steps, every number of drafts right in turn; baseline and
+    floor decode token by token all the same.
     """
     seen = {"candidate": _Seen(caches), "floor": _Seen(caches)}
     before = arms.candidate.counters()
@@ -109,7 +111,7 @@ def measure_parity(
     for arm, members in ((arms.baseline, groups), (arms.floor, split), (arms.candidate, groups)):
         expect(arm, [(group, prompt_length) for group in members])
     for group, company in zip(groups, companies, strict=True):
-        _compare_group(arms, group, company, prompt_length, seen)
+        _compare_group(arms, group, company, prompt_length, seen, drafts)
     steps = len(sequences[0]) - prompt_length
     after = arms.candidate.counters()
     return {
@@ -127,16 +129,18 @@ def _compare_group(
     company: Sequence[Sequence[int]],
     prompt_length: int,
     seen: Mapping[str, _Seen],
+    drafts: int,
 ) -> None:
     batch = len(group)
     with ExitStack() as open_decodes:
 
-        def start(arm: Arm, members: Sequence[Sequence[int]]) -> ForcedDecode:
-            decode = arm.forced_decode(members, prompt_length)
+        def start(arm: Arm, members: Sequence[Sequence[int]], drafts: int = 0) -> ForcedDecode:
+            given = members, prompt_length
+            decode = _verify_decode(arm, *given, drafts) if drafts else arm.forced_decode(*given)
             open_decodes.callback(decode.close)
             return decode
 
-        reference, judged = start(arms.baseline, group), start(arms.candidate, group)
+        reference, judged = start(arms.baseline, group), start(arms.candidate, group, drafts)
         parts = other_composition(batch)
         floors = [start(arms.floor, [company[i] for i in part]) for part in parts]
         for steps in zip(_logits(reference), _logits(judged), *map(_logits, floors), strict=True):
@@ -151,6 +155,18 @@ def _compare_group(
             exact, (decode, index) = reference.state(sequence), place[sequence]
             seen["candidate"].add_caches(exact, judged.state(sequence))
             seen["floor"].add_caches(exact, decode.state(index))
+
+
+def accepted_in_turn(drafts: int) -> tuple[int, ...]:
+    """How many drafts are right in each verify step: every number of them, many and few in turn."""
+    few_and_many = [count for i in range(drafts + 1) for count in (drafts - i, i)]
+    return tuple(few_and_many[: drafts + 1])
+
+
+def _verify_decode(arm: Arm, sequences: Sequence[Sequence[int]], prompt_length: int, drafts: int) -> ForcedDecode:
+    if not isinstance(arm, Verifying):
+        raise TargetError(f"arm {arm.config.name} cannot run verify steps over given tokens")
+    return arm.verify_decode(sequences, prompt_length, drafts, accepted_in_turn(drafts))
 
 
 def _logits(decode: ForcedDecode) -> Iterator[Tensor]:

@@ -72,20 +72,21 @@ def subset(allowed: Collection[str], least: int = 0) -> Rule:
     return rule
 
 
-def cells(kv_cache_dtype: Collection[str], **lists: Rule) -> Rule:
-    """A non-empty list of tables, each with one `kv_cache_dtype` and a list for every other key."""
+def cells(kv_cache_dtype: Collection[str], optional: Mapping[str, Rule], **lists: Rule) -> Rule:
+    """A non-empty list of tables, each with one `kv_cache_dtype`, a list for every other key, and what it may say."""
     names = ("kv_cache_dtype", *lists)
+    more = f" and may have {', '.join(optional)}" if optional else ""
 
     def rule(value: Any) -> str | None:
         if not isinstance(value, list) or not value or not all(isinstance(cell, dict) for cell in value):
             return f"a list of tables with {', '.join(names)} is needed"
         for cell in value:
-            if set(cell) != set(names):
-                return f"each table needs exactly {', '.join(names)}, one has {', '.join(cell) or 'none'}"
+            if set(cell) - set(optional) != set(names):
+                return f"each table needs exactly {', '.join(names)}{more}, one has {', '.join(cell) or 'none'}"
             if cell["kv_cache_dtype"] not in kv_cache_dtype:
                 return f"kv_cache_dtype must be one of {', '.join(kv_cache_dtype)}"
-            for name, list_rule in lists.items():
-                if reason := list_rule(cell[name]):
+            for name, own_rule in {**lists, **optional}.items():
+                if name in cell and (reason := own_rule(cell[name])):
                     return f"in {name} {reason}"
         return None
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from validation.targets.base import Arm, ArmConfig, Case, CollectiveArm, Counters, ForcedStep, Target
+from validation.targets.base import Arm, ArmConfig, Case, CollectiveArm, Counters, ForcedDecode, ForcedStep, Target
+from validation.targets.optional import Verifying
 from validation.targets.schedule import Played, Schedule
 from validation.targets.text import Answer, Ask
 
@@ -79,6 +80,12 @@ class RememberingArm:
             self._decodes[key] = _Decoded(steps, [decode.state(i) for i in range(len(sequences))])
             decode.close()
         return self._decodes[key]
+
+    def verify_decode(
+        self, sequences: Sequence[Sequence[int]], prompt_length: int, drafts: int, accepted: Sequence[int]
+    ) -> ForcedDecode:
+        """As the arm's; not remembered: only the judged arm is asked."""
+        return cast(Verifying, self._arm).verify_decode(sequences, prompt_length, drafts, accepted)
 
     def generate(self, schedule: Schedule) -> Played:
         """As the arm's."""

@@ -32,6 +32,7 @@ from validation.faults.base import ENGINE, Fault
 from validation.targets.base import ArmConfig, Capability, Case, Counters, ForcedStep, TargetError
 from validation.targets.builtin_schedule import ENGINE_PARTS, caches_of, play
 from validation.targets.builtin_text import answer
+from validation.targets.builtin_verify import BuiltinVerifyDecode
 from validation.targets.chat import encode_chat
 from validation.targets.layered import Layers
 from validation.targets.miniature import miniature
@@ -270,14 +271,28 @@ class BuiltinArm:
             prefix_snapshots=schedule.prefix_snapshots,
             drafts=schedule.drafts,
         )
-        # The schedule brings its own drafts; the runner asks only how many may be made.
-        drafter = cast(DrafterModel, SimpleNamespace(config=SimpleNamespace(max_drafts=schedule.drafts)))
-        parts = {**self._runner.parts, "drafter": lambda *shape: None}
-        runner = ModelRunner(self._runner.weights, deployment, self._runner.paths, parts, drafter)
+        runner = self._own_runner(deployment)
         played = play(runner, schedule)
         self._runner.steps += runner.steps
         self._runner.fallbacks += runner.fallbacks
         return played
+
+    def verify_decode(
+        self, sequences: Sequence[Sequence[int]], prompt_length: int, drafts: int, accepted: Sequence[int]
+    ) -> BuiltinVerifyDecode:
+        """Prefill the prompts in one step, then verify given drafts, on caches of its own with a column per draft."""
+        longest = len(sequences[0]) + drafts
+        runner = self._own_runner(replace(self._runner.deployment, drafts=drafts, max_context=longest))
+        # What it runs is counted with this arm's.
+        runner.steps, runner.fallbacks = self._runner.steps, self._runner.fallbacks
+        return BuiltinVerifyDecode(runner, sequences, prompt_length, accepted)
+
+    def _own_runner(self, deployment: Deployment) -> ModelRunner:
+        """Another runner of this arm's paths and parts, whose caller brings the drafts."""
+        # The runner asks a drafter only how many may be made.
+        drafter = cast(DrafterModel, SimpleNamespace(config=SimpleNamespace(max_drafts=deployment.drafts)))
+        parts = {**self._runner.parts, "drafter": lambda *shape: None}
+        return ModelRunner(self._runner.weights, deployment, self._runner.paths, parts, drafter)
 
     def answer(self, asks: Sequence[Ask]) -> list[Answer]:
         """Answer on an engine over this arm's runner, whose caches are free between two calls."""

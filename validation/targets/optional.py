@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from evals.samples import Request, Sample
-from validation.targets.base import ArmConfig, Target
+from validation.targets.base import ArmConfig, ForcedDecode, Target
 
 ForcedWork = tuple[Sequence[Sequence[int]], int]
 """The arguments of one `Arm.forced_decode`: sequences and prompt length."""
@@ -54,6 +54,21 @@ class Accepting(Protocol):
         self, p: Tensor, q: Tensor, draft: int, accept_number: float, residual_number: float
     ) -> tuple[int, bool]:
         """The token to commit, and whether it is the draft; p, q f64 [vocab], numbers uniform in [0, 1)."""
+        ...
+
+
+@runtime_checkable
+class Verifying(Protocol):
+    """An arm that decodes given tokens several at a time, by verify steps."""
+
+    def verify_decode(
+        self, sequences: Sequence[Sequence[int]], prompt_length: int, drafts: int, accepted: Sequence[int]
+    ) -> ForcedDecode:
+        """As `forced_decode`, but a step runs the last kept token of every sequence and `drafts` drafts behind it.
+
+        In turn, cyclically, the first `accepted` of them are the tokens that follow, the others wrong on purpose and
+        refused. Yields a `ForcedStep` for every kept position, without boundaries.
+        """
         ...
 
 
