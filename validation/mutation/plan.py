@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from validation.faults.base import ENGINE, Fault
+from validation.gates import parity_containment, parity_rejection, parity_sampler
 from validation.gates.base import Context, Gate, Unit
 
 CELLS_TRIED = 1
@@ -21,6 +22,13 @@ _LIKELY = {
 }
 """Schedules that a broken part of an engine is likely to show in, tried first."""
 
+_ASKED_APART = {
+    "accept": (parity_rejection.UNIT,),
+    "sample": (parity_sampler.UNIT, parity_containment.UNIT),
+    "drafter": (parity_containment.UNIT,),
+}
+"""Parts of an engine that schedules and cells, whose tokens and drafts are given, never run: the units that ask them."""
+
 _SUMMED = ("all_reduce", "output_mix", "moe_tail")
 """Ops that sum over ranks: one rank shows nothing of it, so a cell with several is tried first."""
 
@@ -31,7 +39,7 @@ _EXPLORED = ("launches", "collectives", "stalls", "sentinels")
 """Units of the sync gate that explore, by what they are called."""
 
 _SPECULATIVE = ("kda_verify",)
-"""Ops that run in verify steps alone, which only schedules have."""
+"""Ops that run in verify steps alone, which schedules and cells with drafts have."""
 
 
 def can_see(gate: Gate, fault: Fault) -> bool:
@@ -54,12 +62,15 @@ def units_for(gate: Gate, context: Context, fault: Fault) -> list[Unit]:
         return units
     likely = _LIKELY.get(fault.component, ())
     schedules = sorted((unit for unit in units if "schedule" in unit.params), key=lambda unit: _rank(unit, likely))
-    cells = sorted((unit for unit in units if "batch" in unit.params), key=_cell_cost(context.settings))
+    decoding = sorted((unit for unit in units if "batch" in unit.params), key=_cell_cost(context.settings))
+    verifying, cells = ([u for u in decoding if ("drafts" in u.params) == drafts] for drafts in (True, False))
     if fault.paths == (ENGINE,):
+        if fault.component in _ASKED_APART:
+            return [unit for unit in units if unit.id in _ASKED_APART[fault.component]]
         # A schedule compares an arm with itself: what is wrong alike in both shows against the baseline only.
-        return [*schedules, *cells[:1]]
+        return [*schedules, *(unit for unit in units if "fuzz" in unit.params), *cells[:1]]
     if fault.component in _SPECULATIVE:
-        return [unit for unit in schedules if "verify" in unit.id]
+        return [*(unit for unit in schedules if "verify" in unit.id), *verifying]
     summed = [unit for unit in cells if unit.params["tp"] > 1][:1] if fault.component in _SUMMED else []
     return [*summed, *(unit for unit in cells if unit not in summed)][:CELLS_TRIED]
 
