@@ -268,18 +268,22 @@ def test_faults_of_one_component_are_neighbours() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "kinds"),
-    [("kda-delta-dropped", "cells"), ("verify-width-6", "verify"), ("state-not-reset", "schedules")],
+    [
+        ("kda-delta-dropped", ["cell"] * CELLS_TRIED),
+        ("verify-width-6", ["schedule"] * 2),
+        # A schedule compares the arm with itself, so the engine's faults are asked of a cell too.
+        ("state-not-reset", ["schedule"] * 12 + ["fuzz"] * 5 + ["cell"]),
+        ("accept-other-q", ["fuzz"]),
+        ("sample-constant-seed", ["fuzz"] * 2),
+        ("draft-id-out-of-range", ["fuzz"]),
+    ],
 )
-def test_units_are_those_that_can_see_the_fault(fault: str, kinds: str) -> None:
+def test_units_are_those_that_can_see_the_fault_in_the_order_of_their_cost(fault: str, kinds: list[str]) -> None:
     profile = load_profile("premerge")[1]
     context = Context(small_target(), ArmConfig("baseline"), ArmConfig("candidate"), 0, profile.gates["parity"])
     units = units_for(ParityGate(), context, FAULTS[fault])
-    cells = [unit for unit in units if "schedule" not in unit.params]
-    # The engine's faults are asked of a cell too, last: a schedule compares the arm with itself.
-    assert len(cells) == {"cells": CELLS_TRIED, "verify": 0, "schedules": 1}[kinds]
-    assert units[-len(cells) :] == cells or not cells
-    assert (len(units) > len(cells)) is (kinds != "cells")
-    assert kinds != "verify" or all("verify" in unit.id for unit in units)
+    assert [next((kind for kind in ("schedule", "fuzz") if kind in unit.params), "cell") for unit in units] == kinds
+    assert fault != "verify-width-6" or all("verify" in unit.id for unit in units)
 
 
 def test_a_shared_baseline_gives_what_its_own_arm_gives_and_computes_once() -> None:

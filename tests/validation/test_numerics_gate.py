@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,13 +12,12 @@ from small_k3 import SMALL_K3, context_of, judged
 from torch import Tensor
 
 from decode_impl.random_weights import random_checkpoint
-from numerics.contracts import CONTRACTS, GENERIC
 from numerics.families import FAMILIES
 from validation.faults.base import Fault, Ops
 from validation.faults.catalogue import FAULTS
 from validation.gates.base import GateResult
 from validation.gates.numerics import NumericsGate
-from validation.gates.numerics_judge import LOGIT_GROWTH, ROUTER_SCORE_ULPS, ROUTER_WEIGHT_FLOOR
+from validation.gates.numerics_judge import ROUTER_SCORE_ULPS, ROUTER_WEIGHT_FLOOR
 from validation.record import gate_doc
 from validation.targets.base import ArmConfig, Capability
 from validation.targets.builtin import BuiltinArm, BuiltinTarget
@@ -165,8 +163,8 @@ def _biased_weights(op: Any) -> Any:
 @pytest.mark.parametrize(
     ("op", "mutate", "message"),
     [
-        ("projection", _halved, "the baseline's RMSE of y is"),
-        ("moe_front", _bf16_logits, "the baseline's RMSE of logits is"),
+        ("projection", _halved, "elements of y of the baseline lie outside its contract"),
+        ("moe_front", _bf16_logits, "elements of logits of the baseline lie outside its contract"),
         ("route", _biased_weights, "the baseline's routing weights err by"),
     ],
 )
@@ -185,7 +183,7 @@ def test_a_baseline_off_its_own_contract_fails_although_the_candidate_shares_its
     settings = {**SETTINGS, "ops": [op], "rows": [4]}
     result = judged(NumericsGate(), context_of(settings, target=target))
     assert result.verdict is Verdict.FAIL
-    assert any(message in finding.message and "its contract allows" in finding.message for finding in result.findings)
+    assert any(message in finding.message for finding in result.findings)
 
 
 def output(**changes: float) -> dict[str, float]:
@@ -238,22 +236,6 @@ def test_errors_at_their_allowance_pass_and_just_above_it_fail_with_the_multiple
 def test_figures_that_are_not_finite_fail_in_either_arm(name: str, value: float) -> None:
     assert judge(result_of(outputs={"y": output(**{name: value})})).verdict is Verdict.FAIL
     assert judge(result_of(outputs={"y": output(**{f"baseline_{name}": value})})).verdict is Verdict.FAIL
-
-
-def test_the_baseline_may_err_by_its_roundings_and_not_by_more() -> None:
-    floor = 0.5 * 2.0**-10
-    for op, contract in CONTRACTS[GENERIC].items():
-        if not contract.sites:
-            continue
-        allowed = len(contract.sites) * 2.0**-9 + floor
-        at_limit = judge(result_of(op, {"y": output(baseline_rmse=allowed)}))
-        above = judge(result_of(op, {"y": output(baseline_rmse=math.nextafter(allowed, 1))}))
-        assert (at_limit.verdict, above.verdict) == (Verdict.PASS, Verdict.FAIL), op
-    logits = partial(output, floor_rms=2.0**-20)
-    allowed = LOGIT_GROWTH * 2.0**-20
-    for error, verdict in ((allowed, Verdict.PASS), (math.nextafter(allowed, 1), Verdict.FAIL)):
-        outputs = {"logits": logits(rmse=error, baseline_rmse=error)}
-        assert judge(result_of("moe_front", outputs)).verdict is verdict
 
 
 def router(**candidate: float) -> dict[str, Any]:

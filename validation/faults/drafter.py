@@ -110,6 +110,7 @@ def _position(right: Any) -> Any:
     "draft-id-out-of-range",
     "arg-max over a NaN row returns an id that does not exist",
     kind=Kind.MASK,
+    gate="parity",
     sources="M30, M130",
     missed_by="ordinary probabilities",
 )

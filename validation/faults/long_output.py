@@ -39,6 +39,7 @@ def _nan(right: Any) -> Any:
     "long-nan-sanitised",
     "NaN in the logits replaced by 0 before sampling: rows become uniform draws",
     kind=Kind.MASK,
+    gate="parity",
     sources="M116",
     missed_by="crash counters; a check that logits are finite",
 )

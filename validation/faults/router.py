@@ -180,7 +180,9 @@ def _epsilon(op: Any, *, logits: Tensor, bias: Tensor, **rest: Any) -> Any:
 )
 def _ties(op: Any, *, logits: Tensor, bias: Tensor, top_k: int, scaling: float) -> Any:
     last = logits.shape[1] - 1
-    ids, weights = chosen((torch.sigmoid(logits) + bias).flip(-1), torch.sigmoid(logits).flip(-1), top_k, scaling)
+    # In FP64, as both paths do: a library's vector body and scalar tail differ in FP32's last bit.
+    scores = torch.sigmoid(logits.double()).float()
+    ids, weights = chosen((scores + bias).flip(-1), scores.flip(-1), top_k, scaling)
     return last - ids, weights
 
 

@@ -10,7 +10,7 @@ from validation.faults.layer import Layer
 
 LAYER = Layer("sampling and evals", gate="evals", kind=Kind.SAMPLING)
 
-SAMPLE = partial(LAYER.engine, "sample", gate="evals")
+SAMPLE = partial(LAYER.engine, "sample", gate="parity")
 
 
 @SAMPLE(

@@ -1,7 +1,7 @@
 """The numerics gate's rules: which figures of a measured case are reasons to fail, and the sentence for each.
 
 Every allowance is made from the baseline's own error, the output's format or the number of roundings; there is no
-absolute or relative tolerance.
+absolute or relative tolerance. A baseline that errs more buys its candidate nothing: both are held to their contracts.
 """
 
 from __future__ import annotations
@@ -10,16 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from numerics import bounds
-from numerics.contracts import CONTRACTS, GENERIC
 from numerics.families.shapes import shape
 from validation.gates.base import Finding, Json
 
 ROUTER_WEIGHT_FLOOR = bounds.gamma(24, bounds.F32.unit_roundoff)
 """Sigmoid (about four roundings), up to sixteen additions, a division and a product, all in FP32."""
-
-LOGIT_GROWTH = 128.0
-"""Router logits stay FP32. Their floor is one rounding at the size of sum |x||w|; up to 2^14 additions with independent
-roundings err by at most the square root of their number in RMS. Rounding to BF16 costs 350 floors and more there."""
 
 ROUTER_SCORE_ULPS = 8.0
 """Scores are FP32 sigmoids plus a bias: about four roundings on either side of the cut, or of a neighbour in the order
@@ -61,34 +56,16 @@ def routing_weights(router: Mapping[str, Any]) -> bounds.Acceptance:
     return bounds.accept(error, own, ROUTER_WEIGHT_FLOOR)
 
 
-def sane_baseline(op: str, name: str, output: Mapping[str, float]) -> float:
-    """Error that an implementation following the generic contract may have on plain random inputs.
-
-    Each of its roundings to BF16 errs by at most half a ULP, 2^-9 relative; E4M3 outputs add 2^-5.
-    """
-    if name == "logits":
-        return LOGIT_GROWTH * output["floor_rms"]
-    relative = len(CONTRACTS[GENERIC][op].sites) * 2.0**-9
-    # Only E4M3 outputs have a floor that coarse.
-    if output["floor_rms"] > 2.0**-7 * output["reference_rms"]:
-        relative += 2.0**-5
-    return relative * output["reference_rms"] + output["floor_rms"]
-
-
 def complaints(op: str, case: Mapping[str, Any]) -> Iterator[str]:
     """Every reason to fail in one measured case."""
-    # Along a run the errors of all steps before add up: there each step is held to its contract alone.
-    plain = case["family"].startswith("iid") and "step" not in case
     for name, output in case["outputs"].items():
         for measure, acceptance in acceptances(output):
             if not acceptance:
                 yield f"{measure} of {name} is {acceptance}"
-        if plain and output["baseline_rmse"] > (allowed := sane_baseline(op, name, output)):
-            yield f"the baseline's RMSE of {name} is {output['baseline_rmse']:.3g}, its contract allows {allowed:.3g}"
     for arm, outputs in case["compliance"].items():
         yield from (_outside(arm, name, figures) for name, figures in outputs.items() if figures["outside"])
     if case["router"] is not None:
-        yield from _router_complaints(case["router"], plain)
+        yield from _router_complaints(case["router"], case["family"].startswith("iid"))
     for arm, contracts in case["contracts"].items():
         for contract, broken in contracts.items():
             if broken:

@@ -10,12 +10,15 @@ from validation.fuzz.files import Subject, document
 from validation.fuzz.search import search
 from validation.fuzz.trial import Trial, prepare
 from validation.fuzz.verify import verify_cases
-from validation.gates import parity_rejection, parity_sampled
+from validation.gates import parity_containment, parity_rejection, parity_sampled, parity_sampler
 from validation.gates.base import Context, Finding, Table, Unit
 from validation.targets.optional import Accepting
 
 VERIFY = "verify-counts"
 """The unit of every number of drafts with every number of them accepted."""
+
+EXACT = (parity_rejection.UNIT, parity_sampler.UNIT, parity_containment.UNIT, VERIFY)
+"""Units that are asked wherever there is fuzzing, and need no draw of a schedule."""
 
 
 def fuzz_units(settings: Mapping[str, Any]) -> list[Unit]:
@@ -24,7 +27,7 @@ def fuzz_units(settings: Mapping[str, Any]) -> list[Unit]:
     if not settings.get("fuzz_seeds", 0):
         return sampled
     searches = [Unit(f"fuzz-{number}", {"fuzz": number}) for number in range(settings["fuzz_seeds"])]
-    exact = [Unit(name, {"fuzz": name}) for name in (parity_rejection.UNIT, VERIFY)]
+    exact = [Unit(name, {"fuzz": name}) for name in EXACT]
     return [*exact, *sampled, *searches]
 
 
@@ -40,6 +43,10 @@ def measure_fuzz(unit: Unit, context: Context) -> dict[str, Any]:
     kind = unit.params["fuzz"]
     if kind == parity_rejection.UNIT:
         return _rejection(context)
+    if kind == parity_sampler.UNIT:
+        return _sampler(context)
+    if kind == parity_containment.UNIT:
+        return {"fuzz": kind, **parity_containment.measure_containment(context), **_NONE}
     if kind == parity_sampled.UNIT:
         return _sampled(context)
     trial = prepare(context.target, context.baseline, context.candidate, True, context.seed)
@@ -68,6 +75,13 @@ def _rejection(context: Context) -> dict[str, Any]:
         "findings": found,
         **_NONE,
     }
+
+
+def _sampler(context: Context) -> dict[str, Any]:
+    arm = context.target.open(context.candidate)
+    asked = parity_sampler.measure_sampler(arm, context.seed) if isinstance(arm, Accepting) else []
+    found = [finding.message for finding in parity_sampler.sampler_findings(parity_sampler.UNIT, asked)]
+    return {"fuzz": parity_sampler.UNIT, "cases": len(asked), "steps": 0, "asked": asked, "findings": found, **_NONE}
 
 
 def _sampled(context: Context) -> dict[str, Any]:
@@ -103,6 +117,9 @@ def _verify_steps(trial: Trial, context: Context) -> dict[str, Any]:
     }
 
 
+_COMPONENTS = {parity_rejection.UNIT: "accept", parity_sampled.UNIT: "accept", parity_sampler.UNIT: "sample"}
+"""What a unit's findings are about, where it is not the engine."""
+
 _FINDINGS = 10
 """Findings of a unit that are kept; the rest say the same."""
 
@@ -110,7 +127,7 @@ _FINDINGS = 10
 def fuzz_findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:
     """What is wrong: with the rule of acceptance, or in the least failing case."""
     kind = result["fuzz"]
-    component = "accept" if kind in (parity_rejection.UNIT, parity_sampled.UNIT) else "engine"
+    component = _COMPONENTS.get(kind, "engine")
     where = f"random schedule of {result['operations']} operations: " if isinstance(kind, int) else ""
     for message in result["findings"]:
         yield Finding(component, f"{where}{message}", unit)

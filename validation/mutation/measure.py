@@ -115,8 +115,9 @@ def asked(gate: Gate, units: Sequence[Unit], context: Context) -> dict[str, Json
             judged = gate.judge({unit.id: cast(dict[str, Any], unpacked(outcome.result))}, context)
         except Exception as error:
             return {"says": ERROR, "units": tried, "unit": unit.id, "reason": describe(error), "seconds": seconds}
-        # Red without a finding means that nothing was judged here: that is no evidence against the fault.
-        if judged.verdict is Verdict.FAIL and judged.findings:
-            reason = judged.findings[0].message
+        # Red without a finding means that nothing was judged here: that is no evidence against the fault. A gate that
+        # refuses to decide and says what is wrong (answers that are none, say) has seen it.
+        if judged.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE) and judged.findings:
+            reason = ("" if judged.verdict is Verdict.FAIL else "no verdict: ") + judged.findings[0].message
             return {"says": CAUGHT, "units": tried, "unit": unit.id, "reason": one_line(reason), "seconds": seconds}
     return {"says": MISSED, "units": len(units), "seconds": seconds}

@@ -27,7 +27,7 @@ _ASKED_APART = {
     "sample": (parity_sampler.UNIT, parity_containment.UNIT),
     "drafter": (parity_containment.UNIT,),
 }
-"""Parts of an engine that schedules and cells, whose tokens and drafts are given, never run: the units that ask them."""
+"""Parts that schedules and cells, whose tokens and drafts are given, never run, and the units that ask them."""
 
 _SUMMED = ("all_reduce", "output_mix", "moe_tail")
 """Ops that sum over ranks: one rank shows nothing of it, so a cell with several is tried first."""

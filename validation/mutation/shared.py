@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from validation.targets.base import Arm, ArmConfig, Case, CollectiveArm, Counters, ForcedDecode, ForcedStep, Target
-from validation.targets.optional import Verifying
+from validation.targets.optional import Accepting, Verifying
 from validation.targets.schedule import Played, Schedule
 from validation.targets.text import Answer, Ask
 
@@ -99,6 +99,14 @@ class RememberingArm:
         if key not in self._answered:
             self._answered[key] = self._arm.answer(asks)
         return list(self._answered[key])
+
+    def accept(self, *draft: Any) -> tuple[int, bool]:
+        """As the arm's."""
+        return cast(Accepting, self._arm).accept(*draft)
+
+    def sample(self, *row: Any) -> int:
+        """As the arm's."""
+        return cast(Accepting, self._arm).sample(*row)
 
     def collectives(self) -> Any:
         """As the arm's."""

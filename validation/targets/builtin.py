@@ -25,6 +25,7 @@ from decode_impl.embedded import EMBEDDED_MODEL
 from decode_impl.ops import OpTable, call_on_case
 from decode_impl.parts import PartTable
 from decode_impl.runner import BUILTIN_PATHS, ModelRunner, Paths
+from decode_impl.sampling import SamplingParams
 from decode_impl.specialized.implementation import implementation
 from decode_impl.specialized.requirements import unsupported
 from decode_impl.weights import ModelWeights, shard_weights
@@ -309,6 +310,10 @@ class BuiltinArm:
         """One draft under the engine's rule of rejection sampling."""
         token, accepted = self._runner.parts["accept"](p, q, draft, accept_number, residual_number)
         return int(token), bool(accepted)
+
+    def sample(self, logits: Tensor, temperature: float, top_p: float, seed: int, position: int) -> int:
+        """One token by the engine's sampler."""
+        return int(self._runner.parts["sample"](logits, SamplingParams(temperature, top_p, seed), position))
 
     def counters(self) -> Counters:
         """Steps by path and fallbacks by reason."""

@@ -48,12 +48,20 @@ class Miniature(Protocol):
 
 @runtime_checkable
 class Accepting(Protocol):
-    """An arm whose rule of rejection sampling can be asked about one draft."""
+    """An arm whose sampler and rule of rejection can be asked about one row of logits and one draft."""
 
     def accept(
         self, p: Tensor, q: Tensor, draft: int, accept_number: float, residual_number: float
     ) -> tuple[int, bool]:
         """The token to commit, and whether it is the draft; p, q f64 [vocab], numbers uniform in [0, 1)."""
+        ...
+
+    def sample(self, logits: Tensor, temperature: float, top_p: float, seed: int, position: int) -> int:
+        """The token drawn from a row of logits, f32 [vocab], at a position of a request with this seed.
+
+        Raises:
+            Exception: of the target's own; the row holds NaN or infinity.
+        """
         ...
 
 
