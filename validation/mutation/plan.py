@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from validation.faults.base import ENGINE, Fault
+from validation.faults.base import ENGINE, GATES_BY_COST, Fault
 from validation.gates import parity_containment, parity_rejection, parity_sampler
 from validation.gates.base import Context, Gate, Unit
 
@@ -44,7 +44,10 @@ _SPECULATIVE = ("kda_verify",)
 
 def can_see(gate: Gate, fault: Fault) -> bool:
     """Whether the gate looks at what the fault breaks: ops alone for the numerics gate, collectives alone for the sync
-    gate and nobody else, whole decodes for others."""
+    gate and nobody else, whole decodes for others. An equivalent fault is shown to the gate that would see it, and to
+    cheaper ones: what those do not tell apart, costlier ones cannot."""
+    if fault.equivalent and _cost(gate.name) > _cost(fault.gate):
+        return False
     if gate.name == "sync" or fault.component == _COLLECTIVES:
         return gate.name == "sync" and fault.component == _COLLECTIVES
     return gate.name != "numerics" or fault.paths != (ENGINE,)
@@ -67,12 +70,19 @@ def units_for(gate: Gate, context: Context, fault: Fault) -> list[Unit]:
     if fault.paths == (ENGINE,):
         if fault.component in _ASKED_APART:
             return [unit for unit in units if unit.id in _ASKED_APART[fault.component]]
+        if _cost(fault.gate) > _cost(gate.name):
+            return [unit for unit in schedules if unit.params["schedule"] in likely]
         # A schedule compares an arm with itself: what is wrong alike in both shows against the baseline only.
         return [*schedules, *(unit for unit in units if "fuzz" in unit.params), *cells[:1]]
     if fault.component in _SPECULATIVE:
         return [*(unit for unit in schedules if "verify" in unit.id), *verifying]
     summed = [unit for unit in cells if unit.params["tp"] > 1][:1] if fault.component in _SUMMED else []
     return [*summed, *(unit for unit in cells if unit not in summed)][:CELLS_TRIED]
+
+
+def _cost(gate: str) -> int:
+    """A gate's place among the gates by cost; one that is not among them is asked whatever it costs."""
+    return GATES_BY_COST.index(gate) if gate in GATES_BY_COST else 0
 
 
 def _place(unit: Unit) -> int:
