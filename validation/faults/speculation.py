@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from validation.faults.base import Kind
 from validation.faults.layer import Layer
@@ -109,6 +112,27 @@ def _last_column(right: Any) -> Any:
         def _keep_prefixes(self, request: Any, chunk: Any, committed: int, logits: Any) -> None:
             targets = (chunk.targets[-1],) * len(chunk.targets) if chunk.targets else ()
             super()._keep_prefixes(request, replace(chunk, targets=targets), committed, logits)
+
+    return Faulty
+
+
+@ENGINE(
+    "spec-commit-differs-on-rerun",
+    "where two requests run, every fifth commit of a process leaves another last bit in one word of the state",
+    kind=Kind.RACE,
+    sources="kind of M111",
+    missed_by="any comparison within noise; a rerun of single ops, of steps without drafts, or of one request",
+)
+def _on_rerun(right: Any) -> Any:
+    commits = itertools.count()
+
+    class Faulty(right):  # type: ignore[misc]
+        def _commit_verified(self, request: Any, chunk: Any, logits: Any) -> int:
+            committed = super()._commit_verified(request, chunk, logits)
+            if len(self._running) > 1 and next(commits) % 5 == 4:
+                state = next(iter(self.runner.states.state.values()))
+                state[request.slot + request.column].view(torch.int32).view(-1)[0] ^= 1
+            return int(committed)
 
     return Faulty
 

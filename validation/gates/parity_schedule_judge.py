@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from validation.gates.base import Finding, Table
@@ -64,8 +64,19 @@ def _request_findings(seen: Mapping[str, Any], floor: Mapping[str, Any]) -> Iter
     elif seen["exact"]:
         if seen["differing"]:
             yield f"{seen['differing']} elements differ in bits from the same steps elsewhere, 0 are allowed"
+        yield from _hash_findings(seen)
     else:
         yield from _noisy_findings(seen, floor)
+
+
+def _hash_findings(seen: Mapping[str, Any]) -> Iterator[str]:
+    if seen.get("hashes") == 0:
+        yield "no full-state hash was given"
+    if seen.get("hashes_differing"):
+        yield (
+            f"{seen['hashes_differing']} of {seen['hashes']} full-state hashes differ from the same steps elsewhere, "
+            f"first after {seen['hash_differs_at']} tokens; 0 are allowed"
+        )
 
 
 def _noisy_findings(seen: Mapping[str, Any], floor: Mapping[str, Any]) -> Iterator[str]:
@@ -95,15 +106,31 @@ def schedule_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
                 result["schedule"],
                 len(exact),
                 sum(seen.get("differing", 0) for seen in exact),
+                _hashes_equal(exact),
                 len(noisy),
                 f"{max(logits) / floor:.2f}" if logits and floor else "none",
                 sum(result["broken"].values()),
             ]
         )
-    header = ["schedule", "bit for bit", "elements that differ", "within noise", "worst token, floors", "broken words"]
+    header = [
+        "schedule",
+        "bit for bit",
+        "elements that differ",
+        "equal state hashes",
+        "within noise",
+        "worst token, floors",
+        "broken words",
+    ]
     caption = (
-        "Requests in company against the same requests elsewhere in the same arm. Allowed: no differing element, a "
+        "Requests in company against the same requests elsewhere in the same arm. State hashes: SHA-256 of all live "
+        "bytes of a request's caches, after every step. Allowed: no differing element, no differing hash, a "
         f"token's logits and a single request's caches {SINGLE_MULTIPLE:.3g} floors, those of the typical request "
         f"{SCHEDULE_MULTIPLE:.3g}, no broken word."
     )
     return Table("Requests under schedules", header, rows, caption)
+
+
+def _hashes_equal(exact: Sequence[Mapping[str, Any]]) -> str:
+    compared = sum(seen.get("hashes", 0) for seen in exact)
+    equal = compared - sum(seen.get("hashes_differing", 0) for seen in exact)
+    return f"{equal} of {compared}" if compared else "none"

@@ -26,26 +26,36 @@ def measure_schedules(arms: Arms, comparisons: Sequence[Comparison], texts: Sequ
     requests: list[dict[str, Any]] = []
     broken: dict[str, int] = {}
     for number, comparison in enumerate(comparisons):
-        for schedule in (comparison.judged, *comparison.references):
-            if schedule in played:
-                continue
-            try:
-                played[schedule] = arms.candidate.generate(schedule)
-            except TargetError:
-                raise
-            except Exception as error:
-                # An engine that a schedule brings down is a wrong engine, not a broken gate.
-                return {"requests": requests, "broken": broken, "raised": describe(error), "floor": {}}
-            for contract, count in played[schedule].broken.items():
-                broken[contract] = broken.get(contract, 0) + count
-        requests += [{"comparison": number, **_compare(comparison, name, played)} for name in comparison.requests]
+        try:
+            for schedule in (*comparison.references, comparison.judged):
+                if schedule not in played:
+                    played[schedule] = _played(arms.candidate, schedule, broken)
+            again = _played(arms.candidate, comparison.judged, broken) if comparison.again else None
+        except TargetError:
+            raise
+        except Exception as error:
+            # An engine that a schedule brings down is a wrong engine, not a broken gate.
+            return {"requests": requests, "broken": broken, "raised": describe(error), "floor": {}}
+        judged = again or played[comparison.judged]
+        references = [played[schedule] for schedule in comparison.references]
+        requests += [
+            {"comparison": number, **_compare(comparison, name, judged, references)} for name in comparison.requests
+        ]
     noisy = any(not comparison.exact for comparison in comparisons)
     return {"requests": requests, "broken": broken, "raised": "", "floor": noise(arms, texts) if noisy else {}}
 
 
-def _compare(comparison: Comparison, name: str, played: Mapping[Schedule, Played]) -> dict[str, Any]:
-    judged = played[comparison.judged].traces[name]
-    [reference] = [played[s].traces[name] for s in comparison.references if name in played[s].traces]
+def _played(arm: Arm, schedule: Schedule, broken: dict[str, int]) -> Played:
+    """The schedule played; what it broke is added to `broken`."""
+    played = arm.generate(schedule)
+    for contract, count in played.broken.items():
+        broken[contract] = broken.get(contract, 0) + count
+    return played
+
+
+def _compare(comparison: Comparison, name: str, played: Played, references: Sequence[Played]) -> dict[str, Any]:
+    judged = played.traces[name]
+    [reference] = [other.traces[name] for other in references if name in other.traces]
     figures: dict[str, Any] = {
         "request": name,
         "exact": comparison.exact,
@@ -56,7 +66,8 @@ def _compare(comparison: Comparison, name: str, played: Mapping[Schedule, Played
     if figures["lost"] or figures["error"]:
         return figures
     if comparison.exact:
-        return {**figures, "differing": _differing(judged, reference)}
+        hashes = _hashes(judged, reference) if comparison.judged.hash_states else {}
+        return {**figures, "differing": _differing(judged, reference), **hashes}
     return {
         **figures,
         "logit_rms": centred_logit_rms(reference.logits, judged.logits).tolist(),
@@ -73,6 +84,14 @@ def _differing(judged: Trace, reference: Trace) -> int:
         own, other = getattr(judged, when), getattr(reference, when)
         differing += sum(_bits(own[key], other[key]) if key in own else other[key].numel() for key in other)
     return differing
+
+
+def _hashes(judged: Trace, reference: Trace) -> dict[str, Any]:
+    """How many full-state hashes were compared, how many differ, and after how many tokens the first one does."""
+    own, other = judged.state_hashes, reference.state_hashes
+    lengths = sorted({*own, *other})
+    wrong = [length for length in lengths if own.get(length) != other.get(length)]
+    return {"hashes": len(lengths), "hashes_differing": len(wrong), "hash_differs_at": wrong[0] if wrong else None}
 
 
 def _bits(a: Tensor, b: Tensor) -> int:

@@ -24,12 +24,16 @@ TEXTS = 6
 
 @dataclass(frozen=True)
 class Comparison:
-    """Requests of `judged` against their namesakes in `references`, bit for bit where `exact`."""
+    """Requests of `judged` against their namesakes in `references`, bit for bit where `exact`.
+
+    With `again` the judged schedule is played a second time, although a reference is the same one.
+    """
 
     judged: Schedule
     references: tuple[Schedule, ...]
     requests: tuple[str, ...]
     exact: bool
+    again: bool = False
 
 
 def request(name: str, text: Sequence[int], prompt: int, tokens: int, accepted: tuple[int, ...] = ()) -> Submit:
@@ -178,6 +182,39 @@ def verify_caches(texts: Texts) -> list[Comparison]:
     ]
 
 
+def state_hash(texts: Texts) -> list[Comparison]:
+    """A hash of all live bytes after every step: a busy schedule and its rerun; a request that verifies drafts in other
+    company and other slots; one that was preempted where its resumption repeats the same steps, against one that was
+    not: between chunks of its prompt, and at the boundary of a cached prefix."""
+    turns = (3, 0, NO_DRAFTS, 2, 1)
+    a, b, c = (request(name, texts[i], 20 + 9 * i, 14, turns) for i, name in enumerate("abc"))
+    options = Schedule((), max_batch=2, drafts=3, prefill_chunk=16, prefix_snapshots=4, hash_states=True)
+    busy = replace(options, events=(a, Run(2), b, Run(4), Preempt("a"), c, Run()))
+    own, before = (
+        request("own", texts[0], 20, 14, turns),
+        (request("x", texts[3], 18, 3), request("y", texts[4], 18, 7)),
+    )
+    company = replace(options, events=(request("mate", texts[1], 33, 14, turns), own, Run()))
+    other = (*before, Run(), request("mate", texts[2], 33, 14, turns), own, Run())
+    single = Schedule((), max_batch=1, prefill_chunk=16, hash_states=True)
+    long = request("long", texts[2], 50, 6)
+    cached = Schedule((), max_batch=1, prefix_snapshots=2, hash_states=True)
+    whole = request("whole", texts[5], cached.prefix_block, 6)
+    return [
+        Comparison(busy, (busy,), ("a", "b", "c"), True, again=True),
+        Comparison(replace(options, events=other), (company,), ("own",), True),
+        _stopped(single, long, Run(2)),
+        _stopped(cached, whole, Run(1)),
+    ]
+
+
+def _stopped(options: Schedule, submit: Submit, first: Run) -> Comparison:
+    """The request preempted after its first steps, against the same one left alone; bit for bit."""
+    through = replace(options, events=(submit, Run()))
+    stopped = replace(options, events=(submit, first, Preempt(submit.request), Run()))
+    return Comparison(stopped, (through,), (submit.request,), True)
+
+
 SCENARIOS: dict[str, Callable[[Texts], list[Comparison]]] = {
     scenario.__name__.replace("_", "-"): scenario
     for scenario in (
@@ -193,6 +230,7 @@ SCENARIOS: dict[str, Callable[[Texts], list[Comparison]]] = {
         aborts,
         verify_steps,
         verify_caches,
+        state_hash,
     )
 }
 """The scenarios by name, as profiles list them."""

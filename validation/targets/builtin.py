@@ -31,7 +31,8 @@ from decode_impl.specialized.requirements import unsupported
 from decode_impl.weights import ModelWeights, shard_weights
 from validation.faults.base import ENGINE, Fault
 from validation.targets.base import ArmConfig, Capability, Case, Counters, ForcedStep, TargetError
-from validation.targets.builtin_schedule import ENGINE_PARTS, caches_of, play
+from validation.targets.builtin_caches import caches_of
+from validation.targets.builtin_schedule import ENGINE_PARTS, play
 from validation.targets.builtin_text import answer
 from validation.targets.builtin_verify import BuiltinVerifyDecode
 from validation.targets.chat import encode_chat

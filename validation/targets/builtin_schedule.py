@@ -15,7 +15,8 @@ from decode_impl.parts import PARTS, PartTable
 from decode_impl.request import Request
 from decode_impl.runner import ModelRunner, StepResult
 from decode_impl.sampling import SamplingParams
-from numerics.formats import E4M3_NAN, e4m3_decode
+from numerics.formats import E4M3_NAN
+from validation.targets.builtin_caches import caches_of, state_hash
 from validation.targets.builtin_ownership import CONTRACTS, misowned_slots, not_given_back
 from validation.targets.schedule import NO_DRAFTS, Abort, Played, Preempt, Run, Schedule, Submit, Trace
 
@@ -28,21 +29,6 @@ _LONGEST = 1000
 
 class StuckEngine(RuntimeError):
     """An engine that works on and on without ending its requests."""
-
-
-def caches_of(runner: ModelRunner, slot: int, pages: tuple[int, ...], length: int) -> dict[str, Tensor]:
-    """A request's caches, ranks joined, in f32; `length` rows of the latent cache."""
-    joined: dict[str, Tensor] = {}
-    for layer in runner.weights.config.kda_layers:
-        ranks = range(runner.weights.ranks)
-        joined[f"layer.{layer}.state"] = torch.cat([runner.states.state[layer, r][slot].float() for r in ranks])
-        windows = [runner.states.conv[layer, r][slot].float().unflatten(0, (3, -1)) for r in ranks]
-        joined[f"layer.{layer}.conv"] = torch.cat(windows, dim=1).flatten(0, 1)
-    for layer, cache in runner.latents.layers.items():
-        rows = cache[list(pages)].flatten(0, 1)[:length]
-        scale = runner.latents.scales[layer][1]
-        joined[f"layer.{layer}.latent"] = e4m3_decode(rows) * scale if rows.dtype == torch.uint8 else rows.float()
-    return joined
 
 
 def play(runner: ModelRunner, schedule: Schedule) -> Played:
@@ -93,6 +79,7 @@ class _Player:
         self._rows: dict[str, dict[int, Tensor]] = {}
         self._caches: dict[tuple[str, str], dict[str, Tensor]] = {}
         self._verified: dict[str, dict[int, dict[str, Tensor]]] = defaultdict(dict)
+        self._hashes: dict[str, dict[int, str]] = defaultdict(dict)
         self._broken: Counter[str] = Counter(dict.fromkeys(CONTRACTS, 0))
         self._sample = runner.parts["sample"]
         runner.parts = {**runner.parts, "sample": self._forced}
@@ -157,6 +144,8 @@ class _Player:
         submit = self.submitted[request.id]
         if not request.running:
             return
+        if self._schedule.hash_states:
+            self._hashes[request.id][request.computed] = state_hash(*self._owned_by(request))
         verified = [place + accepted + 1 for place, _, accepted in request.verify_steps[-1:]]
         if self._schedule.verify_caches and verified == [request.computed]:
             self._verified[request.id].setdefault(request.computed, self._caches_of(request))
@@ -170,8 +159,10 @@ class _Player:
             self._caches[request.id, when] = self._caches_of(request)
 
     def _caches_of(self, request: Request) -> dict[str, Tensor]:
-        slot, pages = request.slot + request.column, tuple(request.pages)
-        return caches_of(self.runner, slot, pages, request.computed)
+        return caches_of(*self._owned_by(request))
+
+    def _owned_by(self, request: Request) -> tuple[ModelRunner, int, tuple[int, ...], int]:
+        return self.runner, request.slot + request.column, tuple(request.pages), request.computed
 
     def _forced(self, logits: Tensor, params: SamplingParams, position: int) -> int:
         """The given token in place of the sampled one, which is drawn all the same: it may refuse."""
@@ -193,6 +184,7 @@ class _Player:
             self._engine.request(name).error,
             tuple(self._engine.request(name).output),
             self._verified[name],
+            dict(self._hashes[name]),
         )
 
     def _pools(self) -> list[Tensor]:

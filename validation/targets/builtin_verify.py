@@ -10,7 +10,7 @@ from torch import Tensor
 from decode_impl.batch import Chunk
 from decode_impl.runner import ModelRunner
 from validation.targets.base import ForcedStep
-from validation.targets.builtin_schedule import caches_of
+from validation.targets.builtin_caches import caches_of
 
 
 class BuiltinVerifyDecode:

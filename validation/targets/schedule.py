@@ -58,7 +58,7 @@ class Schedule:
 
     `poisoned` fills every slot and page that a request can own with NaN first. `lenient`: a Preempt or an Abort that
     comes when its request does not run, or has ended, is passed over; otherwise the engine refuses it. `verify_caches`
-    keeps the caches after every verify step.
+    keeps the caches after every verify step, `hash_states` a hash of them after every step.
     """
 
     events: tuple[Event, ...]
@@ -71,6 +71,7 @@ class Schedule:
     poisoned: bool = False
     lenient: bool = False
     verify_caches: bool = False
+    hash_states: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ class Trace:
     names of `ForcedDecode.state`; empty where it did not come so far. `error` is the engine's, if it ended in one.
     `tokens` is what the engine committed for the request, which may be one more than was given. `after_verify` has the
     caches right after every verify step, by the number of tokens that they cover, where the schedule asks for them.
+
+    `state_hashes` has, where the schedule asks for them, SHA-256 hashes of every byte that later steps read, as it is
+    stored, by the number of tokens covered (the last one where tokens were computed twice). Their order: that number;
+    of every layer with a recurrent state, and every rank of it, the convolution window and the state; of every layer
+    with a latent cache its rows in the order of tokens.
     """
 
     logits: Tensor
@@ -89,6 +95,7 @@ class Trace:
     error: str = ""
     tokens: tuple[int, ...] = ()
     after_verify: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    state_hashes: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
