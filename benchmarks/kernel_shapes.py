@@ -149,6 +149,17 @@ def _mla_attend(d: _Draw, ranks: int, rows: int, dtype: torch.dtype = torch.uint
     }
 
 
+def _mla_attend_dcp(d: _Draw, ranks: int, rows: int) -> dict[str, Any]:
+    """All heads over the contexts of all ranks: each holds as many pages as it has tokens for."""
+    case = _mla_attend(d, 1, rows)
+    own, entries = case["cache"], -(-case["block_table"].shape[1] // ranks)
+    used = -(-CONTEXT // (PAGE * ranks))
+    table = torch.zeros(rows, entries, dtype=torch.int64, device=d.device)
+    table[:, :used] = 1 + torch.arange(rows * used, device=d.device).view(rows, used)
+    pools = {f"cache.{rank}": own[: rows * used + 1] for rank in range(ranks)}
+    return {**{name: value for name, value in case.items() if name != "cache"}, **pools, "block_table": table}
+
+
 def _mla_value(d: _Draw, ranks: int, rows: int) -> dict[str, Any]:
     h = heads_of(ranks)
     return {
@@ -218,6 +229,7 @@ _BUILDERS = {
     "kda_verify": _kda_verify,
     "mla_query": _mla_query,
     "mla_attend": _mla_attend,
+    "mla_attend_dcp": _mla_attend_dcp,
     "mla_value": _mla_value,
     "moe_front": _moe_front,
     "route": _route,

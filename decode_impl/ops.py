@@ -28,6 +28,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "kda_sequence": ("y",),
     "mla_query": ("q",),
     "mla_attend": ("latent",),
+    "mla_attend_dcp": ("latent",),
     "mla_attend_sequence": ("latent",),
     "mla_value": ("y",),
     "moe_front": ("logits", "z"),

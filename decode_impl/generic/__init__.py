@@ -1,6 +1,6 @@
 """The generic path (`auto`): one plain function per op, written to be read, on CPU and CUDA."""
 
-from decode_impl.generic import attn_res, kda, linear, mla, moe
+from decode_impl.generic import attn_res, kda, linear, mla, mla_dcp, moe
 from decode_impl.ops import OpTable
 
 OPS: OpTable = {
@@ -14,6 +14,7 @@ OPS: OpTable = {
     "kda_sequence": kda.kda_sequence,
     "mla_query": mla.mla_query,
     "mla_attend": mla.mla_attend,
+    "mla_attend_dcp": mla_dcp.mla_attend_dcp,
     "mla_attend_sequence": mla.mla_attend_sequence,
     "mla_value": mla.mla_value,
     "moe_front": moe.moe_front,

@@ -28,6 +28,7 @@ _ORACLES: dict[str, Callable[[Case, Contract], dict[str, Expected]]] = {
     "kda_sequence": kda.kda_sequence,
     "mla_query": mla.mla_query,
     "mla_attend": mla.mla_attend,
+    "mla_attend_dcp": mla.mla_attend_dcp,
     "mla_attend_sequence": mla.mla_attend_sequence,
     "mla_value": mla.mla_value,
     "moe_front": moe.moe_front,

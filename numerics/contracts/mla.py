@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from numerics.contracts.bounded import Bounded, exact
 from numerics.contracts.check import Expected, Stored
 from numerics.contracts.linear import at
 from numerics.contracts.roundings import KEYS_PER_BLOCK, Contract, split_length
-from numerics.oracles.case import Case, stored_values
+from numerics.oracles.case import Case, numbered, stored_values
 
 
 def mla_query(case: Case, contract: Contract) -> dict[str, Expected]:
@@ -43,15 +45,33 @@ def mla_attend(case: Case, contract: Contract) -> dict[str, Expected]:
     n, page = case["q"].shape[0], case["cache"].shape[1]
     split = split_length(n, case["block_table"].shape[1], page) if contract.split_keys else None
     rows = [
-        _attend(case, contract, q, table, int(length), split)
-        for q, table, length in zip(case["q"], case["block_table"], case["lengths"], strict=True)
+        _attend(case, contract, q, case["cache"][table[: -(-length // page)]].flatten(0, 1)[:length], split)
+        for q, table, length in zip(case["q"], case["block_table"], case["lengths"].tolist(), strict=True)
     ]
     return _joined(rows)
 
 
+def mla_attend_dcp(case: Case, contract: Contract) -> dict[str, Expected]:
+    """Keys rank by rank: what the sum over all of them allows does not depend on their order."""
+    pools = numbered(case, "cache")
+    n, page, ranks = case["q"].shape[0], pools[0].shape[1], len(pools)
+    split = split_length(n, case["block_table"].shape[1], page) if contract.split_keys else None
+    rows = []
+    for q, table, length in zip(case["q"], case["block_table"], case["lengths"].tolist(), strict=True):
+        held = [-(-max(0, length - rank) // ranks) for rank in range(ranks)]
+        shards = [
+            pool[table[: -(-own // page)]].flatten(0, 1)[:own] for pool, own in zip(pools, held, strict=True) if own
+        ]
+        keys = torch.cat(shards) if shards else pools[0][0, :0]
+        rows.append(_attend(case, contract, q, keys, split, [own for own in held if own]))
+    return _joined(rows)
+
+
 def mla_attend_sequence(case: Case, contract: Contract) -> dict[str, Expected]:
-    start, table = case["start"], case["block_table"]
-    return _joined([_attend(case, contract, q, table, start + t + 1, None) for t, q in enumerate(case["q"])])
+    start, page = case["start"], case["cache"].shape[1]
+    last = start + case["q"].shape[0]
+    keys = case["cache"][case["block_table"][: -(-last // page)]].flatten(0, 1)
+    return _joined([_attend(case, contract, q, keys[: start + t + 1], None) for t, q in enumerate(case["q"])])
 
 
 def mla_value(case: Case, contract: Contract) -> dict[str, Expected]:
@@ -65,27 +85,52 @@ def _joined(rows: list[Bounded]) -> dict[str, Expected]:
     return {"latent": Expected(Bounded(value, radius), "bf16")}
 
 
-def _attend(case: Case, contract: Contract, q: Tensor, table: Tensor, length: int, split: int | None) -> Bounded:
-    """One row: q [h, C+R] over the first `length` tokens of its pages, in splits of `split` keys or in one piece."""
-    C, page, fp8 = case["kv_rank"], case["cache"].shape[1], case["cache"].dtype is torch.uint8
+def _attend(
+    case: Case, contract: Contract, q: Tensor, stored: Tensor, split: int | None, held: Sequence[int] = ()
+) -> Bounded:
+    """One row: q [h, C+R] over its keys as stored, in splits of `split` keys or in one piece.
+
+    `held`: keys of each rank that has some, which lie rank after rank; nothing where one rank has them all.
+    """
+    C, length, fp8 = case["kv_rank"], len(stored), stored.dtype is torch.uint8
     if not length:
         return exact(torch.zeros(q.shape[0], C, dtype=torch.float64))
-    keys = stored_values(case["cache"][table[: -(-length // page)]].flatten(0, 1)[:length], 1.0)
+    keys = stored_values(stored, 1.0)
     scale = case["softmax_scale"] * (case["q_scale"] * case["k_scale"] if fp8 else 1.0)
     # Two more roundings: scores may be in base 2, which multiplies by a rounded log2(e).
     scores = fp.rounded_f32(fp.scaled(fp.matmul(exact(stored_values(q, 1.0)), exact(keys.T)), scale), 2.0)
-    pieces = [slice(a, a + (split or length)) for a in range(0, length, split or length)]
     top = scores.value.amax(-1, keepdim=True)
     masses, rounded = [], []
-    for piece in pieces:
-        p, own_top = _numerators(scores[:, piece], contract, split is not None)
-        mass = fp.total(p[0], keepdim=True)
-        join = _join(own_top, top, mass)
-        masses.append(fp.mul(mass, join))
-        rounded.append(fp.mul(p[1], join))
+    for own in _ranks(scores, held):
+        rank_top = own.value.amax(-1, keepdim=True)
+        pieces = [own[:, a : a + (split or length)] for a in range(0, own.value.shape[-1], split or length)]
+        numerators = [_numerators(piece, contract, split is not None) for piece in pieces]
+        joins = [_join(own_top, rank_top, fp.total(p, keepdim=True)) for (p, _), own_top in numerators]
+        if held:
+            joins = _joined_again(joins, [p for (p, _), _ in numerators], rank_top, top)
+        masses += [fp.mul(fp.total(p, keepdim=True), join) for ((p, _), _), join in zip(numerators, joins, strict=True)]
+        rounded += [fp.mul(values, join) for ((_, values), _), join in zip(numerators, joins, strict=True)]
     inverse = fp.reciprocal(fp.total(fp.concatenated(masses), keepdim=True))
     latent = fp.mul(fp.matmul(fp.concatenated(rounded), exact(keys[:, :C])), inverse)
     return fp.scaled(latent, case["k_scale"]) if fp8 else latent
+
+
+def _ranks(scores: Bounded, held: Sequence[int]) -> list[Bounded]:
+    """The scores of each rank's keys; of all of them where one rank has them."""
+    ends = list(itertools.accumulate(held)) or [scores.value.shape[-1]]
+    return [scores[:, start:end] for start, end in itertools.pairwise([0, *ends])]
+
+
+def _joined_again(joins: list[Bounded], numerators: list[Bounded], rank_top: Tensor, top: Tensor) -> list[Bounded]:
+    """Weights of a rank's splits, joined into one row of this rank, in the join of the ranks.
+
+    The rank's row is divided by the sum of its splits' weights, which its log-sum-exp brings back: a few nonnegative
+    terms, each addition of which rounds once, a division and a product.
+    """
+    masses = [fp.mul(fp.total(p, keepdim=True), join) for p, join in zip(numerators, joins, strict=True)]
+    mass = fp.total(fp.concatenated(masses), keepdim=True)
+    outer = _join(rank_top, top, mass)
+    return [fp.mul(join, outer, roundings=2.0 + len(joins)) for join in joins]
 
 
 def _numerators(scores: Bounded, contract: Contract, running: bool) -> tuple[tuple[Bounded, Bounded], Tensor]:

@@ -41,6 +41,7 @@ _GENERIC: Mapping[str, Contract] = {
     "kda_sequence": _KDA_GENERIC,
     "mla_query": Contract(("kv_n", "q_n", "q", "absorbed")),
     "mla_attend": Contract(("latent",)),
+    "mla_attend_dcp": Contract(("latent",)),
     "mla_attend_sequence": Contract(("latent",)),
     "mla_value": Contract(("value", "y")),
     "moe_front": Contract(("z",)),
@@ -59,6 +60,7 @@ CONTRACTS: dict[str, dict[str, Contract]] = {
         "kda_step": _KDA_FUSED,
         "kda_verify": _KDA_FUSED,
         "mla_attend": Contract(("p", "latent"), split_keys=True),
+        "mla_attend_dcp": Contract(("p", "latent"), split_keys=True),
     },
 }
 """Path -> op -> contract. The specialised path has no `*_sequence` ops of its own: it runs the generic ones."""

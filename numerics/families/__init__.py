@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numerics.families import kda, linear, mla, moe
+from numerics.families import kda, linear, mla, mla_dcp, moe
 from numerics.families.dims import K3_SHARD_8, K3_SHARD_16, MINI, NARROW_8, NARROW_16, Dims
 from numerics.families.draw import GARBAGE, Draw
 from numerics.families.shapes import SMALL
@@ -19,12 +19,13 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     **linear.FAMILIES,
     **kda.FAMILIES,
     **mla.FAMILIES,
+    **mla_dcp.FAMILIES,
     **moe.FAMILIES,
 }
 """The families of every op. Each op's first is plain random."""
 
 _BUILDERS: dict[str, Callable[[Draw, Dims, str, int], dict[str, Any]]] = {
-    op: getattr(module, op) for module in (linear, kda, mla, moe) for op in module.FAMILIES
+    op: getattr(module, op) for module in (linear, kda, mla, mla_dcp, moe) for op in module.FAMILIES
 }
 
 

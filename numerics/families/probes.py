@@ -14,6 +14,7 @@ from numerics.families.constants import SCALES
 from numerics.families.dims import Dims
 from numerics.families.draw import Draw
 from numerics.families.mla import PEAK_SCORE, Storage
+from numerics.families.mla_dcp import sharded
 from numerics.formats import E4M3_NAN, e4m3_encode
 
 CAST_ROWS = 64
@@ -36,7 +37,7 @@ def cast_cases(seed: int) -> Iterator[tuple[dict[str, Any], Tensor]]:
             "q_norm_weight": draw.bf16(r),
             "kv_norm_weight": draw.bf16(C),
             "eps": 1e-5,
-            "q_b": draw.bf16(48, r, std=r**-0.5),
+            "q_b": draw.bf16(16 + width, r, std=r**-0.5),
             "w_uk": draw.bf16(1, 16, C, std=0.25),
             "q_scale": Q_SCALE,
             "k_scale": K_SCALE,
@@ -71,7 +72,34 @@ def attention_grid(
         raise ValueError(f"{rows} rows cannot hold a request of {query_length} rows")
     for first in range(0, len(peaks), requests):
         chosen = [peaks[(first + i) % len(peaks)] for i in range(requests)]
-        yield _grid_case(Draw(f"grid/{page}/{table_pages}/{first}", seed), page, table_pages, query_length, fp8, chosen)
+        draw = Draw(f"grid/{page}/{table_pages}/{first}", seed)
+        yield _grid_case(draw, page, table_pages, 3, query_length, fp8, chosen)
+
+
+def sharded_grid(
+    page: int, table_pages: int, rows: int, query_length: int, fp8: bool, ranks: int, seed: int
+) -> Iterator[dict[str, Any]]:
+    """As `attention_grid`, of `mla_attend_dcp`: every context from 1 token to two pages of all ranks and one token.
+
+    A planted key is the first or the last, at either side of where a page or a split of all ranks ends, or the oldest
+    that is some rank's newest, and the one before it: whose rank then has a key less.
+    """
+    split = split_length(rows, table_pages, page) * ranks
+    peaks = [
+        (start, peak)
+        for start in range(1, 2 * page * ranks + 3 - query_length)
+        for peak in sorted({*_boundaries(start, page * ranks, split), *_turns(start, ranks)})
+    ]
+    requests = rows // query_length
+    for first in range(0, len(peaks), requests):
+        chosen = [peaks[(first + i) % len(peaks)] for i in range(requests)]
+        draw = Draw(f"sharded grid/{page}/{table_pages}/{ranks}/{first}", seed)
+        held = 2 * ranks + 1
+        yield sharded(draw, _grid_case(draw, page, held, held, query_length, fp8, chosen), ranks, table_pages)
+
+
+def _turns(length: int, ranks: int) -> set[int]:
+    return {place for place in (length - ranks - 1, length - ranks, ranks - 1, ranks) if 0 <= place < length}
 
 
 def _boundaries(length: int, page: int, split: int) -> list[int]:
@@ -82,10 +110,16 @@ def _boundaries(length: int, page: int, split: int) -> list[int]:
 
 
 def _grid_case(
-    draw: Draw, page: int, table_pages: int, query_length: int, fp8: bool, requests: list[tuple[int, int]]
+    draw: Draw,
+    page: int,
+    table_pages: int,
+    held: int,
+    query_length: int,
+    fp8: bool,
+    requests: list[tuple[int, int]],
 ) -> dict[str, Any]:
+    """One case; `held`: pages that a request has, used or not."""
     storage, C, row = Storage(fp8, SCALES[0]), GRID["kv_lora_rank"], GRID["kv_lora_rank"] + GRID["qk_rope_head_dim"]
-    held = -(-(2 * page + 1) // page)
     pages = 1 + held * len(requests)
     cache = storage.garbage(draw, pages, page, row)
     order = 1 + draw.permutation(pages - 1)

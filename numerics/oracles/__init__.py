@@ -26,6 +26,7 @@ ORACLES: dict[str, Callable[[Case], Outputs]] = {
     "kda_sequence": kda.kda_sequence,
     "mla_query": mla.mla_query,
     "mla_attend": mla.mla_attend,
+    "mla_attend_dcp": mla.mla_attend_dcp,
     "mla_attend_sequence": mla.mla_attend_sequence,
     "mla_value": mla.mla_value,
     "moe_front": moe.moe_front,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from numerics.formats import E4M3_MAX
-from numerics.oracles.case import Case, Outputs, stored_values
+from numerics.oracles.case import Case, Outputs, numbered, stored_values
 from numerics.oracles.linear import linear, rms
 
 
@@ -48,6 +48,20 @@ def mla_attend(case: Case) -> Outputs:
     return {"latent": torch.stack(rows)}
 
 
+def mla_attend_dcp(case: Case) -> Outputs:
+    """As `mla_attend` where rank r of R has, in a pool of its own, the tokens r, r + R, r + 2R, ... of every
+    request, in the pages that the one block table names for all ranks. latent [n, h, C]."""
+    pools = numbered(case, "cache")
+    rows = []
+    for q, table, length in zip(case["q"], case["block_table"], case["lengths"].tolist(), strict=True):
+        keys = pools[0].new_zeros(length, pools[0].shape[-1])
+        for rank, own in enumerate(pools):
+            held = -(-max(0, length - rank) // len(pools))
+            keys[rank :: len(pools)] = own[table[: -(-held // own.shape[1])]].flatten(0, 1)[:held]
+        rows.append(_softmax(case, q, keys))
+    return {"latent": torch.stack(rows)}
+
+
 def mla_attend_sequence(case: Case) -> Outputs:
     """As `mla_attend` for T consecutive tokens of one request: row t sees start + t + 1 keys. latent [T,
     h, C]."""
@@ -65,11 +79,16 @@ def mla_value(case: Case) -> Outputs:
 
 def _attend(case: Case, q: Tensor, table: Tensor, length: int) -> Tensor:
     """One row: q [h, C+R] over the first `length` tokens of its pages. Nothing beyond them is read."""
-    C, page = case["kv_rank"], case["cache"].shape[1]
-    if length == 0:
+    pages = table[: -(-length // case["cache"].shape[1])]
+    return _softmax(case, q, case["cache"][pages].flatten(0, 1)[:length])
+
+
+def _softmax(case: Case, q: Tensor, stored: Tensor) -> Tensor:
+    """One row: q [h, C+R] over its keys as stored, [length, C+R]; zeros without keys."""
+    C = case["kv_rank"]
+    if not len(stored):
         return torch.zeros(q.shape[0], C, dtype=torch.float64, device=q.device)
-    pages = table[: -(-length // page)]
-    K = stored_values(case["cache"][pages].flatten(0, 1)[:length], case["k_scale"])
+    K = stored_values(stored, case["k_scale"])
     scores = stored_values(q, case["q_scale"]) @ K.T
     weights = torch.softmax(scores * case["softmax_scale"], -1)
     return weights @ K[:, :C]

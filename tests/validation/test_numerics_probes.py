@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from small_k3 import context_of
 from torch import Tensor
 
-from numerics.families.probes import attention_grid, cast_cases, same_bytes
+from decode_impl.parallel.context import in_order
+from numerics.families.probes import attention_grid, cast_cases, same_bytes, sharded_grid
 from numerics.formats import e4m3_decode
 from validation.faults.base import Fault
 from validation.gates.base import GateResult
@@ -118,6 +120,12 @@ def wraps_experts(experts: Any) -> Any:
     return faulty
 
 
+def takes_the_next_rank_for_the_owner(attend: Any) -> Any:
+    """Every rank counts its keys as if it came one later: the one that owns the newest does not see it."""
+    share = attend.__kwdefaults__["local_lengths"]
+    return partial(attend, local_lengths=lambda lengths, rank, ranks: share(lengths, rank + 1, ranks))
+
+
 def rounds_the_state(step: Any) -> Any:
     """The state is stored in BF16."""
 
@@ -135,6 +143,7 @@ def rounds_the_state(step: Any) -> Any:
         ("cast", "mla_query", truncated),
         ("cast", "mla_query", one_value_wrong),
         ("grid", "mla_attend", forgets_the_key_before_a_page),
+        ("dcp", "mla_attend_dcp", takes_the_next_rank_for_the_owner),
         ("coverage", "route", proposes_the_first_256_only),
         ("limits", "kda_step", wraps_slots),
         ("limits", "experts", wraps_experts),
@@ -179,6 +188,21 @@ def test_the_grid_goes_through_every_context_and_boundary() -> None:
         peaks = {peak for at, peak in seen if at == length}
         assert {0, length - 1} <= peaks
         assert {p for p in (page - 1, page, 2 * page - 1, 2 * page) if p < length} <= peaks
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_the_sharded_grid_goes_through_every_context_every_page_s_end_and_every_turn_of_the_owners(ranks: int) -> None:
+    page, seen = 2, set()
+    tokens = page * ranks
+    for case in sharded_grid(page, 3, 4, 1, False, ranks, 0):
+        pools = [case[f"cache.{rank}"] for rank in range(ranks)]
+        for row, (length, table) in enumerate(zip(case["lengths"].tolist(), case["block_table"], strict=True)):
+            keys = in_order([pool[table].flatten(0, 1) for pool in pools])[:length].float()
+            seen.add((length, int((keys @ case["q"][row, 0].float()).argmax())))
+    assert {length for length, _ in seen} == set(range(1, 2 * tokens + 2))
+    for length in range(1, 2 * tokens + 2):
+        wanted = {0, length - 1, ranks - 1, ranks, length - ranks - 1, length - ranks, tokens - 1, tokens}
+        assert {p for p in wanted if 0 <= p < length} <= {peak for at, peak in seen if at == length}
 
 
 def test_the_cast_table_holds_every_bf16_value_once() -> None:

@@ -31,6 +31,7 @@ ROW_INPUTS: dict[str, tuple[str, ...]] = {
     "kda_verify": ("proj", "sources", "targets"),
     "mla_query": ("a", "positions"),
     "mla_attend": ("q", "block_table", "lengths"),
+    "mla_attend_dcp": ("q", "block_table", "lengths"),
     "mla_value": ("latent", "gate"),
     "moe_front": ("x",),
     "route": ("logits",),
@@ -40,7 +41,7 @@ ROW_INPUTS: dict[str, tuple[str, ...]] = {
 }
 """Inputs that have one entry per row (dotted groups by their stem); sequence ops have none, their rows are ordered."""
 
-OWNERS = {"kda_step": "slots", "kda_verify": "sources", "mla_attend": "lengths"}
+OWNERS = {"kda_step": "slots", "kda_verify": "sources", "mla_attend": "lengths", "mla_attend_dcp": "lengths"}
 """Inputs of which 0 says that a row, or a request of `kda_verify`, belongs to nobody; its output is zero."""
 
 NOT_APPLICABLE = {"replay equals eager": "no path of this target replays a captured graph"}
@@ -89,7 +90,7 @@ def _null_rows_not_zero(op: str, case: Case, outputs: Outputs) -> int:
     if op not in OWNERS:
         return 0
     nobodys = _nobodys(op, case)
-    out = outputs["latent" if op == "mla_attend" else "y"].unflatten(0, (nobodys.shape[0], -1))
+    out = outputs["latent" if op.startswith("mla") else "y"].unflatten(0, (nobodys.shape[0], -1))
     return int((out[nobodys] != 0).sum())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from numerics.formats import E4M3_NAN
+from numerics.oracles.case import numbered
 from validation.targets.base import Case
 
 POISONS = {"NaN": float("nan"), "3e38": 3e38}
@@ -34,6 +35,7 @@ _FIRST_ROWS: dict[str, tuple[str, ...]] = {
     "kda_verify": ("proj",),
     "mla_query": ("a",),
     "mla_attend": ("q",),
+    "mla_attend_dcp": ("q",),
     "mla_value": ("latent", "gate"),
     "moe_front": ("x",),
     "route": ("logits",),
@@ -53,6 +55,7 @@ _WIDENED = {
     "kda_sequence": ("proj",),
     "mla_query": ("a", "cache", "positions"),
     "mla_attend": ("q", "cache", "block_table", "lengths"),
+    "mla_attend_dcp": ("q", "cache", "block_table", "lengths"),
     "mla_attend_sequence": ("q", "cache", "block_table"),
     "experts": ("z", "ids", "weights"),
 }
@@ -87,6 +90,8 @@ def poisoned(op: str, case: Case, poison: float) -> dict[str, Any] | None:
         return {**case, **_pools_outside(case, torch.tensor([case["slot"]]), poison)}
     if op in ("mla_attend", "mla_attend_sequence"):
         return {**case, "cache": _poisoned_cache(op, case, poison)}
+    if op == "mla_attend_dcp":
+        return {**case, **_poisoned_shards(case, poison)}
     if op in ("attn_res", "output_mix"):
         blocks = case["blocks"].clone()
         blocks[:, case["num_blocks"] :] = poison
@@ -179,12 +184,24 @@ def _unchosen_experts(case: Case) -> dict[str, Tensor]:
 
 def _poisoned_cache(op: str, case: Case, poison: float) -> Tensor:
     """The latent cache with every row poisoned that no length reaches."""
-    cache: Tensor = case["cache"]
-    page = cache.shape[1]
     if op == "mla_attend":
-        tables, lengths = case["block_table"], case["lengths"].tolist()
-    else:
-        tables, lengths = case["block_table"][None], [case["start"] + case["q"].shape[0]]
+        return _unread_poisoned(case["cache"], case["block_table"], case["lengths"].tolist(), poison)
+    tables, lengths = case["block_table"][None], [case["start"] + case["q"].shape[0]]
+    return _unread_poisoned(case["cache"], tables, lengths, poison)
+
+
+def _poisoned_shards(case: Case, poison: float) -> dict[str, Tensor]:
+    """Every rank's pool with every row poisoned that the rank's share of no length reaches."""
+    pools = numbered(case, "cache")
+    shares = [[-(-max(0, n - rank) // len(pools)) for n in case["lengths"].tolist()] for rank in range(len(pools))]
+    return {
+        f"cache.{rank}": _unread_poisoned(pool, case["block_table"], shares[rank], poison)
+        for rank, pool in enumerate(pools)
+    }
+
+
+def _unread_poisoned(cache: Tensor, tables: Tensor, lengths: Sequence[int], poison: float) -> Tensor:
+    page = cache.shape[1]
     read = torch.zeros(cache.shape[0] * page, dtype=torch.bool)
     for table, length in zip(tables, lengths, strict=True):
         positions = torch.arange(length)

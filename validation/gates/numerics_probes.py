@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from numerics.families import FAMILIES, NARROW_8, make_case
-from numerics.families.probes import CAST_ROWS, attention_grid, cast_cases, same_bytes
+from numerics.families.probes import CAST_ROWS, attention_grid, cast_cases, same_bytes, sharded_grid
 from validation.gates import numerics_captured, numerics_drift, numerics_limits
 from validation.gates.base import Context, Json, Unit
 from validation.gates.numerics_judge import complaints
@@ -91,6 +91,41 @@ def _measure_grid(unit: Unit, context: Context) -> dict[str, Json]:
     return _result(unit, width, worst_of("mla_attend", cases))
 
 
+DCP_SHAPE = (*GRID_SHAPE, "ranks")
+
+
+def _dcp_units(ops: Sequence[str], deep: bool) -> list[Unit]:
+    shapes = [
+        (page, table, rows, query, fp8, ranks)
+        for ranks, page in ((2, 4), (2, 16), (3, 2), (8, 1), (8, 4))
+        for table in (3, 16)
+        for rows in (8, 64)
+        for query in range(1, 9)
+        for fp8 in (False, True)
+    ]
+    if not deep:
+        shapes = [(4, 3, 8, 1, False, 2), (4, 3, 8, 8, True, 2), (1, 3, 8, 2, False, 8)]
+    return [
+        Unit("probe-dcp-" + "-".join(map(str, map(int, shape))), {"probe": "dcp", "op": op, **named})
+        for op in ops
+        for shape in shapes
+        for named in [dict(zip(DCP_SHAPE, shape, strict=True))]
+    ]
+
+
+def _measure_dcp(unit: Unit, context: Context) -> dict[str, Json]:
+    """Every context up to two pages of all ranks and one token, with a planted key wherever a share changes."""
+    baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
+    page, table, rows, query, fp8, ranks = (unit.params[name] for name in DCP_SHAPE)
+    cases = [
+        {"family": "boundaries", "seed": context.seed}
+        | measure_case("mla_attend_dcp", case, baseline, candidate, exact_contracts=False)
+        for case in sharded_grid(page, table, rows, query, fp8, ranks, context.seed)
+    ]
+    width = f"{len(cases)} cases, {ranks} ranks, page {page}, table of {table}, {query} rows a request,"
+    return _result(unit, width, worst_of("mla_attend_dcp", cases))
+
+
 def _coverage_units(ops: Sequence[str], deep: bool) -> list[Unit]:
     return [Unit(f"probe-coverage-{op}-n{n}", {"probe": "coverage", "op": op, "rows": n}) for op in ops for n in BINS]
 
@@ -136,6 +171,7 @@ def _result(unit: Unit, width: str, cases: list[dict[str, Any]]) -> dict[str, Js
 PROBES: Mapping[str, Probe] = {
     "cast": Probe(("mla_query",), _cast_units, _measure_cast),
     "grid": Probe(("mla_attend",), _grid_units, _measure_grid),
+    "dcp": Probe(("mla_attend_dcp",), _dcp_units, _measure_dcp),
     "coverage": Probe(("route",), _coverage_units, _measure_coverage),
     "limits": Probe(numerics_limits.OPS, numerics_limits.units, numerics_limits.measure),
     "drift": Probe(("kda_step",), numerics_drift.units, numerics_drift.measure),

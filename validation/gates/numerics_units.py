@@ -28,6 +28,9 @@ MAX_ROWS = 64
 KDA_HEAD_ROWS = 32
 """Rows times KDA heads of a case at model width, at most: states are the costly part, and heads do not interact."""
 
+RANKS_ROWS = 256
+"""Rows times ranks of attention over a sharded context, at most: rows and ranks do not interact, and each costs."""
+
 RANKS = (8, 1, 2, 4, 16)
 """Ranks of a case at model width, in turn by its rows, family and seed."""
 
@@ -176,6 +179,8 @@ def dims_of(width: str, op: str, drawn: Drawn, target: Target) -> Dims:
         turn = drawn.rows + drawn.seed + FAMILIES[op].index(drawn.family)
         dims["ranks"] = RANKS[turn % len(RANKS)]
         dims["blocks_used"] = 1 + turn % dims["attn_res_blocks"]
+    if op == "mla_attend_dcp":
+        dims["ranks"] = min(dims["ranks"], RANKS_ROWS // drawn.rows)
     if width == MODEL and op in ("kda_step", "kda_verify"):
         most = KDA_HEAD_ROWS // (drawn.rows * (drawn.verify_width or 1))
         dims["kda_num_heads"] = max(1, min(dims["kda_num_heads"], most))

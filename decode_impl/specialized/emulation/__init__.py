@@ -4,7 +4,7 @@ The kernels themselves live next door, in `decode_impl/specialized/kernels/`.
 """
 
 from decode_impl.ops import OpTable
-from decode_impl.specialized.emulation import attn_res, kda, mla, moe, projection
+from decode_impl.specialized.emulation import attn_res, kda, mla, mla_dcp, moe, projection
 
 OPS: OpTable = {
     "projection": projection.projection,
@@ -16,6 +16,7 @@ OPS: OpTable = {
     "kda_verify": kda.kda_verify,
     "mla_query": mla.mla_query,
     "mla_attend": mla.mla_attend,
+    "mla_attend_dcp": mla_dcp.mla_attend_dcp,
     "mla_value": mla.mla_value,
     "moe_front": moe.moe_front,
     "route": moe.route,

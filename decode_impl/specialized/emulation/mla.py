@@ -12,13 +12,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from decode_impl.parallel.context import EMPTY
 from decode_impl.specialized.contract import KV_BLOCK, split_pages
 from decode_impl.specialized.emulation.elementary import exp2, log2, sigmoid
 from decode_impl.specialized.emulation.projection import projection, rms_norm
 from numerics.formats import bf16, e4m3_decode, e4m3_encode
 
 LOG2E = 1.4426950408889634
-EMPTY = -3.0e38
 
 
 def mla_query(
@@ -46,7 +46,8 @@ def mla_query(
     stored = e4m3_encode(latent.float() * (1.0 / k_scale)) if fp8 else latent
     cache.view(-1, row)[positions[live]] = stored[live]
 
-    q = projection(x=rms_norm(x=q_c, weight=q_norm_weight, eps=eps), weight=q_b).view(a.shape[0], heads, -1)
+    q = projection(x=rms_norm(x=q_c, weight=q_norm_weight, eps=eps), weight=q_b)
+    q = q.view(a.shape[0], heads, nope + row - kv_rank)
     absorbed = bf16((q[..., :nope].transpose(0, 1).float() @ w_uk.float()).transpose(0, 1))
     query = torch.cat([absorbed, q[..., nope:]], dim=-1)
     return e4m3_encode(query.float() * (1.0 / q_scale)) if fp8 else query
@@ -73,23 +74,14 @@ def running_top(scores: Tensor) -> Tensor:
     return top.repeat_interleave(KV_BLOCK, -1)[..., :keys]
 
 
-def mla_attend(
-    *,
-    q: Tensor,
-    cache: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    softmax_scale: float,
-    q_scale: float,
-    k_scale: float,
-    kv_rank: int,
-    merge: Callable[[Tensor, Tensor], Tensor] = merge,
-) -> Tensor:
-    """Split-KV decode. Numerators are rounded to BF16 for the value product, relative to the largest score so far.
+def attend_splits(
+    q: Tensor, cache: Tensor, block_table: Tensor, lengths: Tensor, base2_scale: float, kv_rank: int
+) -> tuple[Tensor, Tensor]:
+    """Normalised partials f32 [n, S, h, C] of every split of the context, and their base-2 log-sum-exps f32 [n, S, h].
 
-    Their sum is not rounded. The split length follows from the width of `block_table` (the engine's context limit) and
-    the batch bin alone.
-    Shapes as in docs/ops.md. Part: `merge`. Returns bf16 [n, h, C].
+    A split without keys has zeros and `EMPTY`. Numerators are rounded to BF16 for the value product, relative to the
+    largest score so far; their sum is not rounded. The split length follows from the width of `block_table` (the
+    engine's context limit) and the batch bin alone.
     """
     rows, page = q.shape[0], cache.shape[1]
     fp8 = cache.dtype == torch.uint8
@@ -102,7 +94,6 @@ def mla_attend(
     query = e4m3_decode(q) if fp8 else q.float()
 
     seen = torch.arange(splits * split_length, device=q.device).view(splits, split_length) < lengths[:, None, None]
-    base2_scale = softmax_scale * LOG2E * (q_scale * k_scale if fp8 else 1.0)
     scores = (query[:, None] @ keys.transpose(-1, -2)) * base2_scale
     scores = scores.masked_fill(~seen[:, :, None], EMPTY)
     so_far = running_top(scores)
@@ -113,8 +104,25 @@ def mla_attend(
     values = keys[..., :kv_rank].masked_fill(~seen[..., None], 0.0)
     products = (bf16(p).float() * rescale) @ values
     partials = products / total.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
-    lse = torch.where(total > 0, top.squeeze(-1) + log2(total), EMPTY)
+    return partials, torch.where(total > 0, top.squeeze(-1) + log2(total), EMPTY)
 
+
+def mla_attend(
+    *,
+    q: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    softmax_scale: float,
+    q_scale: float,
+    k_scale: float,
+    kv_rank: int,
+    merge: Callable[[Tensor, Tensor], Tensor] = merge,
+) -> Tensor:
+    """Split-KV decode. Shapes as in docs/ops.md. Part: `merge`. Returns bf16 [n, h, C]."""
+    fp8 = cache.dtype == torch.uint8
+    base2_scale = softmax_scale * LOG2E * (q_scale * k_scale if fp8 else 1.0)
+    partials, lse = attend_splits(q, cache, block_table, lengths, base2_scale, kv_rank)
     latent = bf16(merge(partials, lse) * (k_scale if fp8 else 1.0))
     return latent.masked_fill((lengths == 0)[:, None, None], 0.0)
 

@@ -15,7 +15,7 @@ def split_k_product(x: Tensor, weight: Tensor) -> Tensor:
     if splits == 1:
         return x.float() @ weight.float().T
     sliced_x = x.float().view(rows, splits, -1).transpose(0, 1)
-    sliced_weight = weight.float().view(weight.shape[0], splits, -1).permute(1, 2, 0)
+    sliced_weight = weight.float().view(weight.shape[0], splits, columns // splits).permute(1, 2, 0)
     partials = sliced_x @ sliced_weight
     total = partials[0]
     for partial in partials[1:]:

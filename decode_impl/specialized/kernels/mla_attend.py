@@ -136,6 +136,72 @@ def mla_merge_kernel(
     tl.store(out_ptr + (row * heads + head) * KV_RANK + c, bf16(latent), mask=c < KV_RANK)
 
 
+def attend_splits(
+    q: Tensor, cache: Tensor, block_table: Tensor, lengths: Tensor, base2_scale: float, kv_rank: int
+) -> tuple[Tensor, Tensor, int]:
+    """Partials f32 [n, splits, h, C] and base-2 log-sum-exps f32 [n, splits, h] of the splits that have keys, and the
+    keys of a split; those of other splits hold anything."""
+    rows, heads, width = q.shape
+    page, max_pages = cache.shape[1], block_table.shape[1]
+    pages = split_pages(max_pages, rows)
+    splits, rope = -(-max_pages // pages), width - kv_rank
+    partials = torch.empty(rows, splits, heads, kv_rank, dtype=torch.float32, device=q.device)
+    lse = torch.empty(rows, splits, heads, dtype=torch.float32, device=q.device)
+    mla_split_kernel[splits, rows, triton.cdiv(heads, _HEADS)](
+        q,
+        cache,
+        block_table,
+        lengths,
+        partials,
+        lse,
+        base2_scale,
+        heads,
+        q.stride(0),
+        q.stride(1),
+        cache.stride(0),
+        cache.stride(1),
+        block_table.stride(0),
+        block_table.stride(1),
+        lengths.stride(0),
+        PAGE=page,
+        KV_RANK=kv_rank,
+        ROPE=rope,
+        FP8=cache.dtype == torch.uint8,
+        SPLITS=splits,
+        SPLIT_KEYS=pages * page,
+        HEADS=_HEADS,
+        BLOCK_C=max(16, triton.next_power_of_2(kv_rank)),
+        BLOCK_R=max(16, triton.next_power_of_2(rope)),
+        KEYS=KV_BLOCK,
+        STAGES=3,
+        num_warps=4,
+    )
+    return partials, lse, pages * page
+
+
+def merge_splits(partials: Tensor, lse: Tensor, lengths: Tensor, split_keys: int, value_scale: float) -> Tensor:
+    """Join the splits that a row's length reaches: of `split_keys` keys each. Returns bf16 [n, h, C]."""
+    rows, splits, heads, kv_rank = partials.shape
+    latent = torch.empty(rows, heads, kv_rank, dtype=torch.bfloat16, device=partials.device)
+    block_c = min(128, max(16, triton.next_power_of_2(kv_rank)))
+    mla_merge_kernel[rows, heads, triton.cdiv(kv_rank, block_c)](
+        partials,
+        lse,
+        lengths,
+        latent,
+        value_scale,
+        heads,
+        lengths.stride(0),
+        KV_RANK=kv_rank,
+        SPLITS=splits,
+        SPLIT_KEYS=split_keys,
+        BLOCK_S=triton.next_power_of_2(splits),
+        BLOCK_C=block_c,
+        num_warps=4,
+    )
+    return latent
+
+
 def mla_attend(
     *,
     q: Tensor,
@@ -148,58 +214,7 @@ def mla_attend(
     kv_rank: int,
 ) -> Tensor:
     """Attention output in the latent space, bf16 [n, h, C]. Contract: module docstring."""
-    rows, heads, width = q.shape
-    page, max_pages = cache.shape[1], block_table.shape[1]
     fp8 = cache.dtype == torch.uint8
-    pages = split_pages(max_pages, rows)
-    splits, rope = -(-max_pages // pages), width - kv_rank
-    partials = torch.empty(rows, splits, heads, kv_rank, dtype=torch.float32, device=q.device)
-    lse = torch.empty(rows, splits, heads, dtype=torch.float32, device=q.device)
-    latent = torch.empty(rows, heads, kv_rank, dtype=torch.bfloat16, device=q.device)
-    block_c = max(16, triton.next_power_of_2(kv_rank))
-    mla_split_kernel[splits, rows, triton.cdiv(heads, _HEADS)](
-        q,
-        cache,
-        block_table,
-        lengths,
-        partials,
-        lse,
-        softmax_scale * LOG2E * (q_scale * k_scale if fp8 else 1.0),
-        heads,
-        q.stride(0),
-        q.stride(1),
-        cache.stride(0),
-        cache.stride(1),
-        block_table.stride(0),
-        block_table.stride(1),
-        lengths.stride(0),
-        PAGE=page,
-        KV_RANK=kv_rank,
-        ROPE=rope,
-        FP8=fp8,
-        SPLITS=splits,
-        SPLIT_KEYS=pages * page,
-        HEADS=_HEADS,
-        BLOCK_C=block_c,
-        BLOCK_R=max(16, triton.next_power_of_2(rope)),
-        KEYS=KV_BLOCK,
-        STAGES=3,
-        num_warps=4,
-    )
-    block_c = min(128, block_c)
-    mla_merge_kernel[rows, heads, triton.cdiv(kv_rank, block_c)](
-        partials,
-        lse,
-        lengths,
-        latent,
-        k_scale if fp8 else 1.0,
-        heads,
-        lengths.stride(0),
-        KV_RANK=kv_rank,
-        SPLITS=splits,
-        SPLIT_KEYS=pages * page,
-        BLOCK_S=triton.next_power_of_2(splits),
-        BLOCK_C=block_c,
-        num_warps=4,
-    )
-    return latent
+    base2_scale = softmax_scale * LOG2E * (q_scale * k_scale if fp8 else 1.0)
+    partials, lse, split_keys = attend_splits(q, cache, block_table, lengths, base2_scale, kv_rank)
+    return merge_splits(partials, lse, lengths, split_keys, k_scale if fp8 else 1.0)

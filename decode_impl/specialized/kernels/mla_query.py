@@ -152,8 +152,10 @@ def mla_query(
         BLOCK_R=triton.next_power_of_2(rope),
         num_warps=norm_warps(block_q),
     )
-    q = projection(x=q_n, weight=q_b)
     out = torch.empty(rows, heads, width, dtype=cache.dtype, device=a.device)
+    if not heads:
+        return out  # a rank without heads still holds its share of the context
+    q = projection(x=q_n, weight=q_b)
     block_c = min(64, triton.next_power_of_2(kv_rank))
     mla_absorb_kernel[heads, triton.cdiv(kv_rank, block_c) + 1](
         q,
