@@ -19,15 +19,10 @@ from torch import Tensor
 from evals.statistics import Interval, bootstrap_mean
 from validation.bisect.question import ParityQuestion
 from validation.gates.parity_judge import ALPHA, CACHE_MULTIPLE
+from validation.gates.parity_layers import RESOLUTION, relative_differences
 from validation.gates.parity_measure import other_composition
 from validation.targets.base import ForcedStep
 from validation.verdict import Verdict
-
-RESOLUTION = 2.0**-9
-"""Relative difference added before a logarithm: half a ULP of BF16, as for caches in the parity gate."""
-
-_FAR = 2.0**100
-"""Stands for a difference that is not finite: far out, and small enough to take a mean of its logarithm."""
 
 ARMS = ("baseline", "candidate", "floor")
 LOGITS = "head.logits"
@@ -181,16 +176,8 @@ def _boundaries(step: ForcedStep) -> Boundaries:
 
 def _relative(arms: tuple[Boundaries, ...]) -> tuple[Tensor, Tensor]:
     """Candidate's and floor's relative RMS difference from the baseline, f64 [boundaries, sequences] each."""
-    reference, *others = arms
-    sizes = torch.stack([x.double().square().mean(-1) for x in reference.values()])
-    found = []
-    for other in others:
-        squares = torch.stack(
-            [(other[name].double() - exact.double()).square().mean(-1) for name, exact in reference.items()]
-        )
-        relative = torch.where(squares == 0, 0.0, squares / sizes).sqrt()
-        found.append(torch.where(relative.isfinite(), relative, _FAR))
-    return found[0], found[1]
+    reference, candidate, floor = arms
+    return relative_differences(reference, candidate), relative_differences(reference, floor)
 
 
 def _ratio(logs: Tensor, alpha: float, seed: int) -> Interval:

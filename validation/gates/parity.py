@@ -23,7 +23,15 @@ from validation.gates.parity_cells import (
 from validation.gates.parity_fuzz import fuzz_findings, fuzz_refusal, fuzz_table, fuzz_units, measure_fuzz
 from validation.gates.parity_judge import judge_cell
 from validation.gates.parity_measure import Arms, windows
-from validation.gates.parity_report import cell_table, flip_plot, flip_table, position_plot, ratio_plot, summary
+from validation.gates.parity_report import (
+    cell_table,
+    flip_plot,
+    flip_table,
+    layer_plots,
+    position_plot,
+    ratio_plot,
+    summary,
+)
 from validation.gates.parity_schedule_judge import schedule_findings, schedule_table
 from validation.gates.parity_schedule_measure import measure_schedules
 from validation.gates.parity_schedules import SCENARIOS, TEXT_LENGTH, TEXTS
@@ -135,12 +143,13 @@ class ParityGate:
             metrics={
                 "tokens": tokens,
                 "cells": {unit: cell.as_json() for unit, cell in judged.items()},
+                "layers": {unit: result["layers"] for unit, result in results.items() if result.get("layers")},
                 "schedules": {result["schedule"]: len(result["requests"]) for result in played.values()},
                 "fuzzed": {unit: result["steps"] for unit, result in fuzzed.items()},
                 "replays": {unit: result["replay"] for unit, result in fuzzed.items() if result["replay"]},
             },
             tables=[cell_table(results, judged), flip_table(results), *_schedule_tables(played, fuzzed)],
-            plots=[position_plot(results), ratio_plot(judged), flip_plot(results)],
+            plots=[position_plot(results), ratio_plot(judged), flip_plot(results), *layer_plots(results, judged)],
         )
 
 
@@ -150,6 +159,7 @@ def unseen(context: Context) -> str:
         what
         for capability, what in (
             (Capability.READ_STATE, "caches (they cannot be read)"),
+            (Capability.READ_BOUNDARIES, "the curve by layer (what passes between layers cannot be read)"),
             (Capability.RANKS, "another number of ranks (the floor is another batch composition alone)"),
         )
         if capability not in context.target.capabilities

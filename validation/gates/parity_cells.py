@@ -77,6 +77,8 @@ def cell_arms(context: Context, params: Mapping[str, Json]) -> tuple[ArmConfig, 
             max_context=length,
             # The floor decodes a single sequence in company of a second.
             max_batch=max(batch, 2),
+            # What passes between layers says where a difference begins. Verify steps do not tell.
+            boundaries=Capability.READ_BOUNDARIES in context.target.capabilities and "drafts" not in params,
         )
 
     return arm(context.baseline, ranks), arm(context.candidate, ranks), arm(context.baseline, floor_ranks)

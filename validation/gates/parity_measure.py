@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from evals.text import load
 from numerics.logits import LogitStats, LogitSummary
-from validation.targets.base import Arm, ArmConfig, Capability, ForcedDecode, Target, TargetError
+from validation.gates.parity_layers import LayerCurve, curves
+from validation.targets.base import Arm, ArmConfig, Capability, ForcedDecode, ForcedStep, Target, TargetError
 from validation.targets.optional import Verifying, expect
 
 KL_RESOLUTION = 1e-8
@@ -77,6 +78,11 @@ class _Seen:
     readable: Sequence[str]
     logits: LogitStats = field(default_factory=LogitStats)
     caches: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in STATE_KINDS})
+    layers: LayerCurve = field(default_factory=LayerCurve)
+
+    def add_step(self, reference: ForcedStep, logits: Tensor, boundaries: Mapping[str, Tensor]) -> None:
+        self.logits.add(reference.logits, logits)
+        self.layers.add(reference.boundaries, boundaries)
 
     def add_caches(self, reference: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
         for kind in self.readable:
@@ -120,6 +126,7 @@ def measure_parity(
         "paths": _difference(after.steps, before.steps),
         "fallbacks": _difference(after.fallbacks, before.fallbacks),
         **{arm: _figures(one, batch, steps) for arm, one in seen.items()},
+        "layers": curves(seen["candidate"].layers, seen["floor"].layers),
     }
 
 
@@ -143,18 +150,19 @@ def _compare_group(
         reference, judged = start(arms.baseline, group), start(arms.candidate, group, drafts)
         parts = other_composition(batch)
         floors = [start(arms.floor, [company[i] for i in part]) for part in parts]
-        for steps in zip(_logits(reference), _logits(judged), *map(_logits, floors), strict=True):
-            seen["candidate"].logits.add(steps[0], steps[1])
-            seen["floor"].logits.add(steps[0], torch.cat(steps[2:])[:batch])
+        for exact, own, *others in zip(reference, judged, *floors, strict=True):
+            seen["candidate"].add_step(exact, own.logits, own.boundaries)
+            joined = {name: torch.cat([step.boundaries[name] for step in others])[:batch] for name in exact.boundaries}
+            seen["floor"].add_step(exact, torch.cat([step.logits for step in others])[:batch], joined)
         place = {
             member: (decode, index)
             for part, decode in zip(parts, floors, strict=True)
             for index, member in enumerate(part)
         }
         for sequence in range(batch if seen["candidate"].readable else 0):
-            exact, (decode, index) = reference.state(sequence), place[sequence]
-            seen["candidate"].add_caches(exact, judged.state(sequence))
-            seen["floor"].add_caches(exact, decode.state(index))
+            caches, (decode, index) = reference.state(sequence), place[sequence]
+            seen["candidate"].add_caches(caches, judged.state(sequence))
+            seen["floor"].add_caches(caches, decode.state(index))
 
 
 def accepted_in_turn(drafts: int) -> tuple[int, ...]:
@@ -167,10 +175,6 @@ def _verify_decode(arm: Arm, sequences: Sequence[Sequence[int]], prompt_length: 
     if not isinstance(arm, Verifying):
         raise TargetError(f"arm {arm.config.name} cannot run verify steps over given tokens")
     return arm.verify_decode(sequences, prompt_length, drafts, accepted_in_turn(drafts))
-
-
-def _logits(decode: ForcedDecode) -> Iterator[Tensor]:
-    return (step.logits for step in decode)
 
 
 def relative_rms(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:

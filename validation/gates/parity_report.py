@@ -11,6 +11,11 @@ from validation.gates.parity_judge import CACHE_MULTIPLE, TYPICAL_MULTIPLE, Cell
 
 _POSITION_BUCKETS = 8
 
+_SHOWN = {"attention_in": "into attention", "mlp_out": "out of the layer"}
+"""Boundaries of a layer that are drawn."""
+
+_HEAD = "head.in"
+
 Results = Mapping[str, Mapping[str, Any]]
 
 
@@ -151,3 +156,32 @@ def ratio_plot(judged: Mapping[str, CellJudgement]) -> Plot:
     caption = "Floor: the baseline against itself, batched otherwise and with another number of ranks."
     title = "Typical KL in noise floors"
     return Plot(title, "bar", list(judged), series, "cell", "floors", caption, limit=TYPICAL_MULTIPLE)
+
+
+def layer_plots(results: Results, judged: Mapping[str, CellJudgement]) -> list[Plot]:
+    """The curve of the cell that is furthest out, by layer; nothing where no cell has one."""
+    told = [unit for unit, result in results.items() if result.get("layers")]
+    if not told:
+        return []
+    unit = max(told, key=lambda name: judged[name].ratio)
+    layers = results[unit]["layers"]
+    numbers = sorted({int(name.split(".")[1]) for name in layers["boundaries"] if name != _HEAD})
+    series = {
+        f"{arm}, {said}": _series(layers, arm, part, numbers)
+        for part, said in _SHOWN.items()
+        for arm in ("candidate", "floor")
+    }
+    caption = (
+        f"Cell {unit}, n = {layers['tokens']} tokens: relative RMS difference of hidden states from the baseline's, "
+        f"geometric mean over tokens (2^-9 added to each). Floor: the baseline against itself. {_HEAD} is behind the "
+        "last layer. Nothing is decided by it; decodegate bisect layers does."
+    )
+    x = [*map(str, numbers), _HEAD]
+    return [Plot("Divergence by layer", "line", x, series, "layer", "relative difference", caption, log_y=True)]
+
+
+def _series(layers: Mapping[str, Any], arm: str, part: str, numbers: Sequence[int]) -> list[float | None]:
+    """One boundary of every layer; the hidden state behind the last layer ends what goes into attention."""
+    found = dict(zip(layers["boundaries"], layers[arm], strict=True))
+    behind = found.get(_HEAD) if part == "attention_in" else None
+    return [*(found.get(f"layer.{number}.{part}") for number in numbers), behind]
