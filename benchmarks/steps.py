@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels import Bench
-from benchmarks.step_weights import random_weights, step_bytes, weight_bytes
 from decode_impl.batch import Batch
 from decode_impl.caches import LatentCache, StateCache
 from decode_impl.config import ModelConfig, k3_shard
@@ -31,6 +30,8 @@ from decode_impl.model import Step, forward
 from decode_impl.ops import OpTable
 from decode_impl.specialized.contract import BATCH_BINS
 from decode_impl.specialized.graphs import StepGraphs, cuda_capture, null_batch
+from validation.bench.traffic import step_bytes, weight_bytes
+from validation.bench.weights import random_weights
 
 PAGE, CONTEXT = 64, 4096
 DRAFTS = 7

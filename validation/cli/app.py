@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from validation.cli import (
+    bench,
     bisecting,
     claiming,
     comparing,
@@ -245,6 +246,7 @@ signing.register(app)
 fitting.register(app)
 fuzzing.register(app)
 soaking.register(app)
+bench.register(app)
 replaying.register(app)
 comparing.register(app)
 app.add_typer(claiming.app)
