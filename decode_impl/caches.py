@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from decode_impl.parallel.context import in_order, local_positions
 from decode_impl.weights import KdaWeights, MlaWeights, ModelWeights
 
 KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.uint8}
@@ -31,18 +32,45 @@ class ScaleError(ValueError):
 
 
 class LatentCache:
-    """Paged latent rows of every MLA layer, with reference-counted pages so that prefixes can share them."""
+    """Paged latent rows of every MLA layer, with reference-counted pages so that prefixes can share them.
 
-    def __init__(self, weights: ModelWeights, dtype: str, pages: int, page_size: int) -> None:
+    With context parallelism over `ranks` every rank has pools of its own, with `page_size` rows of every page; a page
+    holds `page_tokens` tokens then (`parallel/context.py`). Without it ranks would hold the same rows: there is one.
+    """
+
+    def __init__(self, weights: ModelWeights, dtype: str, pages: int, page_size: int, ranks: int = 1) -> None:
         config = weights.config
         shape = (pages + 1, page_size, config.latent_row)
         device = weights.embedding.device
         layers = config.full_attention_layers
         self.scales = _checked_scales(weights, layers) if dtype == "fp8" else dict.fromkeys(layers, (1.0, 1.0))
-        self.layers = {i: torch.zeros(shape, dtype=KV_DTYPES[dtype], device=device) for i in layers}
-        self.page_size = page_size
+        self.shards = [
+            {i: torch.zeros(shape, dtype=KV_DTYPES[dtype], device=device) for i in layers} for _ in range(ranks)
+        ]
+        self.page_size, self.page_tokens = page_size, page_size * ranks
         self._free = list(range(pages, 0, -1))
         self._owners = [0] * (pages + 1)
+
+    @property
+    def layers(self) -> dict[int, Tensor]:
+        """The pools of rank 0: all there are without context parallelism."""
+        return self.shards[0]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether contexts are dealt out to ranks."""
+        return len(self.shards) > 1
+
+    def written_by(self, rank: int, positions: Tensor) -> Tensor:
+        """Flat positions in `rank`'s pools of tokens at flat positions page * page_tokens + offset; null for tokens
+        that another rank holds."""
+        if not self.sharded:
+            return positions
+        return local_positions(positions, self.page_size, rank, len(self.shards))
+
+    def gathered(self, layer: int, pages: Tensor) -> Tensor:
+        """All rows of these pages in the order of their tokens, from the ranks that hold them: [tokens, row]."""
+        return in_order([own[layer][pages].flatten(0, 1) for own in self.shards])
 
     @property
     def free_pages(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from decode_impl.caches import KV_DTYPES, STATE_DTYPES
@@ -21,6 +22,7 @@ class DeploymentError(ValueError):
 class Deployment:
     """Options of an engine. `max_context` counts tokens of one request, prompt and output together.
 
+    `context_parallel` is 1, or `tensor_parallel`: every rank then holds its share of every context.
     `drafts` is the number of tokens that a drafter guesses per step; 0 decodes without speculation.
     `graphs` captures every specialised step at start-up and replays it; on CUDA devices only.
     `pages` is the latent-cache pool (all requests); None gives every request its full context.
@@ -30,6 +32,7 @@ class Deployment:
     kv_cache_dtype: str = "bf16"
     state_dtype: str = "f32"
     tensor_parallel: int = 1
+    context_parallel: int = 1
     max_batch: int = 64
     max_context: int = 1024
     page_size: int = 16
@@ -51,6 +54,7 @@ class Deployment:
                 _at_least(name, getattr(self, name), 1)
                 for name in ("tensor_parallel", "max_batch", "max_context", "page_size", "prefill_chunk")
             ),
+            _one_of("context_parallel", self.context_parallel, tuple(dict.fromkeys((1, self.tensor_parallel)))),
             None if self.pages is None else _at_least("pages", self.pages, 1),
             _at_least("prefix_snapshots", self.prefix_snapshots, 0),
             _at_least("drafts", self.drafts, 0),
@@ -58,14 +62,24 @@ class Deployment:
         whole = type(self.page_size) is int and type(self.prefix_block) is int and self.page_size > 0
         if not whole or self.prefix_block < 1 or self.prefix_block % self.page_size:
             checks.append(f"prefix_block is {self.prefix_block}, a multiple of page_size {self.page_size} is needed")
+        elif self.context_parallel in (1, self.tensor_parallel) and self.prefix_block % self.page_tokens:
+            checks.append(
+                f"prefix_block is {self.prefix_block}, a multiple of page_size {self.page_size} times context_parallel "
+                f"{self.context_parallel} is needed"
+            )
         problems = [problem for problem in checks if problem]
         if problems:
             raise DeploymentError("; ".join(problems))
 
     @property
+    def page_tokens(self) -> int:
+        """Tokens of a page: with context parallelism a page has `page_size` rows on every rank."""
+        return self.page_size * self.context_parallel
+
+    @property
     def max_pages(self) -> int:
         """Pages of one request at full context."""
-        return -(-self.max_context // self.page_size)
+        return -(-self.max_context // self.page_tokens)
 
     @property
     def pool_pages(self) -> int:
@@ -73,8 +87,14 @@ class Deployment:
         return self.pages if self.pages is not None else self.max_batch * self.max_pages
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> str | None:
-    return None if value in allowed else f"{name} is {value!r}, allowed are {', '.join(allowed)}"
+def prefix_block_for(context_parallel: int) -> int:
+    """The least multiple of the default prefix block that pages of the default size fill."""
+    return math.lcm(Deployment.prefix_block, Deployment.page_size * context_parallel)
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> str | None:
+    fits = any(value == one and type(value) is type(one) for one in allowed)
+    return None if fits else f"{name} is {value!r}, allowed are {', '.join(map(str, allowed))}"
 
 
 def _at_least(name: str, value: object, least: int) -> str | None:

@@ -63,7 +63,7 @@ class Engine:
         """
         deployment, vocab = self.runner.deployment, self.runner.weights.config.vocab_size
         total = len(prompt) + max_tokens
-        pages = -(-total // deployment.page_size)
+        pages = -(-total // deployment.page_tokens)
         problems = [
             (request_id in self._requests, f"request {request_id!r} exists already"),
             (not prompt, f"request {request_id!r} has an empty prompt"),
@@ -202,7 +202,7 @@ class Engine:
     def _secure_pages(self, request: Request, length: int) -> bool:
         """Give the request pages for `length` tokens; False if it had to be preempted itself."""
         latents = self.runner.latents
-        while len(request.pages) < -(-length // latents.page_size):
+        while len(request.pages) < -(-length // latents.page_tokens):
             if latents.free_pages:
                 request.pages.append(latents.allocate())
             elif not self.prefixes.evict_oldest():
@@ -215,7 +215,7 @@ class Engine:
     def _secure_drafts(self, request: Request, length: int) -> None:
         """Give the request pages for its drafts, of those still free once all others have theirs; else no drafts."""
         latents = self.runner.latents
-        missing = -(-(request.computed + length + len(request.drafts)) // latents.page_size) - len(request.pages)
+        missing = -(-(request.computed + length + len(request.drafts)) // latents.page_tokens) - len(request.pages)
         if missing > latents.free_pages:
             request.drafts, request.draft_distributions = [], []
             return
@@ -224,7 +224,7 @@ class Engine:
     def _give_back_spare_pages(self, request: Request) -> None:
         """Pages that only held drafts which were refused; nobody is preempted for the sake of drafts."""
         latents = self.runner.latents
-        while len(request.pages) > -(-request.computed // latents.page_size):
+        while len(request.pages) > -(-request.computed // latents.page_tokens):
             latents.release(request.pages.pop())
 
     def _advance(self, request: Request, chunk: Chunk, logits: Tensor) -> None:
@@ -282,7 +282,7 @@ class Engine:
             # A state that gave NaN must not be handed to later requests.
             if not self.prefixes.is_boundary(length) or not bool(logits.isfinite().all()):
                 continue
-            pages = request.pages[: length // self.runner.latents.page_size]
+            pages = request.pages[: length // self.runner.latents.page_tokens]
             slot = chunk.targets[offset - 1] if chunk.verifies else chunk.slot
             self.prefixes.add(request.tokens[:length], pages, self.runner.states.snapshot(slot))
 

@@ -191,13 +191,15 @@ def _mla(
 ) -> list[Tensor]:
     """Every rank's gated MLA output, bf16 [n, h_r * v]."""
     q_scale, k_scale = latents.scales[index]
-    cache = latents.layers[index]
-    outputs = []
-    for w in layer.attention:
+    shared = {"softmax_scale": config.mla_scale, "q_scale": q_scale, "k_scale": k_scale, "kv_rank": config.kv_lora_rank}
+    queries, gates = [], []
+    for rank, w in enumerate(layer.attention):
         assert isinstance(w, MlaWeights)
-        if not w.heads:
-            outputs.append(x.new_zeros(x.shape[0], 0))
+        if not w.heads and not latents.sharded:
+            queries.append(x.new_zeros(x.shape[0], 0))
+            gates.append(queries[-1])
             continue
+        # With context parallelism a rank without heads still holds its share of the context.
         a = ops["projection"](x=x, weight=w.a_proj)
         inputs, gate = a.split(
             [config.q_lora_rank + config.latent_row, a.shape[1] - config.q_lora_rank - config.latent_row], 1
@@ -211,19 +213,53 @@ def _mla(
             w_uk=w.w_uk,
             q_scale=q_scale,
             k_scale=k_scale,
-            cache=cache,
-            positions=batch.positions,
+            cache=latents.shards[rank if latents.sharded else 0][index],
+            positions=latents.written_by(rank, batch.positions),
         )
-        shared = {
-            "cache": cache,
-            "softmax_scale": config.mla_scale,
-            "q_scale": q_scale,
-            "k_scale": k_scale,
-            "kv_rank": config.kv_lora_rank,
+        queries.append(q)
+        gates.append(gate)
+    attend = _attend_sharded if latents.sharded else _attend_replicated
+    attended = attend(ops, index, queries, batch, latents, shared)
+    return [
+        ops["mla_value"](latent=latent, w_uv=w.w_uv, gate=gate) if isinstance(w, MlaWeights) and w.heads else x[:, :0]
+        for w, latent, gate in zip(layer.attention, attended, gates, strict=True)
+    ]
+
+
+def _attend_replicated(
+    ops: OpTable, index: int, queries: list[Tensor], batch: Batch, latents: LatentCache, shared: dict[str, Any]
+) -> list[Tensor]:
+    """Every rank's heads over whole contexts, bf16 [n, h_r, C]."""
+    shared = {**shared, "cache": latents.layers[index]}
+    return [_joined(list(_attend(ops, q, batch, shared))) if q.shape[1] else q for q in queries]
+
+
+def _attend_sharded(
+    ops: OpTable, index: int, queries: list[Tensor], batch: Batch, latents: LatentCache, shared: dict[str, Any]
+) -> list[Tensor]:
+    """The heads of all ranks over every rank's share of the contexts, bf16 [n, h_r, C] to the ranks that own them.
+
+    Longer chunks attend to their context's rows gathered from all ranks: those are what one rank would have.
+    """
+    q = torch.cat(queries, 1)
+    parts = []
+    if batch.attend_rows:
+        parts.append(
+            ops["mla_attend_dcp"](
+                q=q[: batch.attend_rows],
+                cache=[own[index] for own in latents.shards],
+                block_table=batch.block_table,
+                lengths=batch.lengths,
+                **shared,
+            )
+        )
+    for rows in batch.sequences:
+        whole = {
+            "cache": latents.gathered(index, rows.block_table)[None],
+            "block_table": torch.zeros_like(rows.block_table[:1]),
         }
-        latent = _joined(list(_attend(ops, q, batch, shared)))
-        outputs.append(ops["mla_value"](latent=latent, w_uv=w.w_uv, gate=gate))
-    return outputs
+        parts.append(ops["mla_attend_sequence"](q=q[rows.rows], start=rows.start, **whole, **shared))
+    return list(_joined(parts).split([own.shape[1] for own in queries], 1))
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

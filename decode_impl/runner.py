@@ -85,7 +85,11 @@ class ModelRunner:
         self.weights, self.deployment, self.parts = weights, deployment, parts
         self.paths = paths or paths_on(weights.embedding.device)
         self.latents: LatentCache = parts["latent_cache"](
-            weights, deployment.kv_cache_dtype, deployment.pool_pages, deployment.page_size
+            weights,
+            deployment.kv_cache_dtype,
+            deployment.pool_pages,
+            deployment.page_size,
+            deployment.context_parallel,
         )
         self.states: StateCache = parts["state_cache"](
             weights, deployment.state_dtype, deployment.max_batch, 1 + deployment.drafts
@@ -109,7 +113,7 @@ class ModelRunner:
         if decision.specialized:
             path, ops = SPECIALIZED, self.paths.specialized
         batch: Batch = self.parts["build_batch"](
-            chunks, self.deployment.page_size, self.deployment.max_pages, decision.bin or 0, all_logits
+            chunks, self.deployment.page_tokens, self.deployment.max_pages, decision.bin or 0, all_logits
         )
         on_device = batch.to(self.weights.embedding.device)
         step = self.graphs.run(on_device) if self.graphs and decision.specialized else self._forward(ops, on_device)
@@ -135,7 +139,7 @@ class ModelRunner:
             lambda batch: self._forward(self.paths.specialized, batch),
             cuda_capture(device),
             shapes(deployment.max_batch, deployment.drafts),
-            deployment.page_size,
+            deployment.page_tokens,
             deployment.max_pages,
             device,
         )
@@ -151,7 +155,7 @@ class ModelRunner:
             raise DeploymentError(
                 f"drafts is {deployment.drafts}, the drafter makes at most {model.config.max_drafts} in one pass"
             )
-        placed: Drafter = self.parts["drafter"](model, self.weights, deployment.pool_pages, deployment.page_size)
+        placed: Drafter = self.parts["drafter"](model, self.weights, deployment.pool_pages, deployment.page_tokens)
         return placed
 
     def _decide(self, chunks: Sequence[Chunk], all_logits: bool) -> Decision:

@@ -82,7 +82,7 @@ class HandDriven:
     def __init__(self, runner: ModelRunner, tokens: Sequence[int]) -> None:
         self.runner, self.tokens, self.computed = runner, list(tokens), 0
         self.slot = runner.states.allocate()
-        pages = -(-len(self.tokens) // runner.deployment.page_size)
+        pages = -(-len(self.tokens) // runner.deployment.page_tokens)
         self.pages = [runner.latents.allocate() for _ in range(pages)]
 
     def chunk(self, length: int) -> Chunk:
