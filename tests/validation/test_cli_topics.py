@@ -13,7 +13,7 @@ HEAVY = ("torch", "matplotlib", "scipy", "numpy", "cryptography", "pydantic")
 
 @pytest.mark.parametrize(
     "module",
-    ["validation.cli.signing", "validation.cli.remembering", "validation.cli.claiming", "validation.cli.fitting"],
+    [f"validation.cli.{name}" for name in ("signing", "remembering", "claiming", "fitting", "bench")],
 )
 def test_a_commands_module_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"

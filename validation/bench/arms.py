@@ -15,7 +15,7 @@ from decode_impl.caches import LatentCache, StateCache
 from decode_impl.model import Step, forward
 from decode_impl.ops import OpTable
 from decode_impl.specialized.contract import batch_bin
-from decode_impl.specialized.graphs import Shape, StepGraphs, cuda_capture, shape_of
+from decode_impl.specialized.graphs import Capture, Shape, StepGraphs, cuda_capture, shape_of
 from decode_impl.specialized.implementation import KERNELS, implementation, specialized_ops
 from decode_impl.weights import ModelWeights
 
@@ -65,10 +65,11 @@ class StepArm:
         """Run a step, op by op."""
         return forward(self.weights, self.ops, batch, self.latents, self.states)
 
-    def capture(self, shapes: Sequence[Shape]) -> None:
-        """Capture the steps of these shapes, where the device can."""
+    def capture(self, shapes: Sequence[Shape], capture: Capture | None = None) -> None:
+        """Capture the steps of these shapes: by `capture`, else as the device can, which a CPU cannot."""
         if self.device.type == "cuda":
-            capture = cuda_capture(self.device)
+            capture = capture or cuda_capture(self.device)
+        if capture:
             self._graphs = StepGraphs(self.eager, capture, shapes, PAGE, self.pages, self.device)
 
     def step(self, batch: Batch) -> Callable[[], Step]:

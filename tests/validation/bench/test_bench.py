@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,7 +16,9 @@ from test_layout import ROOT, imported
 
 from decode_impl import generic
 from decode_impl.config import K3_MINI
+from decode_impl.model import Step
 from decode_impl.specialized import emulation
+from decode_impl.specialized.contract import batch_bin
 from decode_impl.weights import ModelWeights
 from validation.bench import run as bench_run
 from validation.bench.arms import StepArm, Tables, tables_on
@@ -125,6 +128,24 @@ def test_both_arms_begin_with_the_same_caches_and_compute_the_same_step(weights:
     logits = [arm.eager(arm.batch(3, seed=1)).logits for arm in arms]
     assert logits[0].shape == (12, K3_MINI.vocab_size)
     assert (logits[0] - logits[1]).norm() < 0.1 * logits[0].norm()
+
+
+@pytest.mark.parametrize(("requests", "width"), [(1, 1), (3, 1), (1, 6), (3, 6), (2, 8)])
+def test_a_captured_step_is_the_eager_step(weights: ModelWeights, requests: int, width: int) -> None:
+    """Captured by something that stands in for a CUDA graph: the shape is its bin's, null requests fill it."""
+
+    def capture(step: Callable[[], Step]) -> tuple[Step, Callable[[], None]]:
+        results = step()
+        return results, lambda: results.logits.copy_(step().logits)
+
+    eager, replayed = (StepArm(weights, generic.OPS, CONTEXT, requests, width, 0) for _ in range(2))
+    replayed.capture([(batch_bin(requests * width), width)], capture)
+    batch = eager.batch(requests, seed=1)
+    logits = eager.step(batch)().logits
+    assert logits.shape[0] == requests * width
+    assert torch.equal(replayed.step(batch)().logits, logits)
+    with pytest.raises(KeyError, match="no step of shape"):
+        replayed.step(StepArm(weights, generic.OPS, CONTEXT, 16, 1, 0).batch(16, seed=1))
 
 
 def test_an_arm_that_is_slower_is_told_slower(weights: ModelWeights) -> None:
