@@ -30,7 +30,10 @@ MAX_CONTEXT = LONGEST_LOAD + LONGEST_LOAD // 2
 
 @dataclass
 class Soaked:
-    """What a soak saw: rounds of load, canaries compared, and every canary that changed, in a sentence."""
+    """What a soak saw: rounds of load, canaries compared, and every canary that changed, in a sentence.
+
+    `statement` says what of an answer was compared.
+    """
 
     rounds: int = 0
     compared: int = 0
@@ -38,6 +41,7 @@ class Soaked:
     errors: int = 0
     changed: list[str] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
+    statement: str = "compared: tokens, how they ended, bits of entropies and of state norms"
 
     @property
     def failed(self) -> bool:
@@ -50,9 +54,10 @@ class Soaked:
             f"; at most {3 / self.compared:.2g} of canaries change (95 %)" if self.compared and not self.changed else ""
         )
         grown = (self.memory[-1] - self.memory[0]) / 2**20 if self.memory else 0.0
+        memory = f"; peak memory grew by {grown:.0f} MiB" if self.memory else ""
         return (
             f"{self.rounds} rounds, {self.answered} answers between: {len(self.changed)} of {self.compared} canaries "
-            f"changed, {self.errors} answers ended in an error{bound}; peak memory grew by {grown:.0f} MiB"
+            f"changed, {self.errors} answers ended in an error{bound}{memory}; {self.statement}"
         )
 
 
