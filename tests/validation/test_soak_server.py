@@ -165,6 +165,35 @@ def test_canaries_are_asked_alone_and_load_together() -> None:
         assert fake.most == max(answers) > 1
 
 
+VOCAB = 260
+
+
+def forceable(model: Model, drift: float) -> Callable[[Body], Body | bytes]:
+    """As a vLLM that follows given tokens: its logits move by `drift` once it has had load."""
+
+    def answer(asked: Body) -> Body | bytes:
+        if asked["_path"] == "/tokenize":
+            return {"tokens": [byte % VOCAB for byte in asked["prompt"].encode()]}
+        if "vllm_xargs" not in asked:
+            return model(asked)
+        forced = asked["vllm_xargs"]["decodegate_forced"]
+        steps = [{f"token_id:{t}": -t * (1 + drift * bool(model.load)) for t in range(VOCAB)} for _ in forced]
+        told = {"tokens": [f"token_id:{t}" for t in forced], "top_logprobs": steps}
+        return {"choices": [{"text": "", "logprobs": told}]}
+
+    return answer
+
+
+def test_logits_of_a_server_that_gives_them_are_compared_bit_for_bit() -> None:
+    seen = soaked(forceable(Model(), 0.0), owned_by="vllm")
+    assert seen.compared == 2 * (CANARIES + 1)
+    assert not seen.failed
+    assert "log-probabilities of the whole vocabulary along 32 given tokens, bit for bit" in seen.statement
+    # One bit of FP32, in which they are kept.
+    drifted = soaked(forceable(Model(), 2.0**-23), owned_by="vllm")
+    assert drifted.changed[0].startswith("the given tokens in round 1: the same text from other log-probabilities")
+
+
 TEXT = Heard("the right text", "stop", "", (-0.5, -1.25))
 
 
