@@ -54,6 +54,7 @@ class ArmSection(_Section):
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
     state_dtype: Literal["f32", "bf16"] = "f32"
     tensor_parallel: int = Field(default=1, ge=1)
+    context_parallel: int = Field(default=1, ge=1)
     max_batch: int = Field(default=64, ge=1)
     max_context: int = Field(default=1024, ge=1)
     drafts: int = Field(default=0, ge=0)

@@ -14,7 +14,7 @@ EXPECTED: dict[str, tuple[int, dict[str, set[str]]]] = {
     "gb300-tp8-batch64": (0, {NVIDIA: set(), AMD: {NOT_AMD, NO_DRAFTS}, OWN: {RANKS_8}}),
     "gb300-tp16-long-context": (
         0,
-        {NVIDIA: set(), AMD: {NOT_AMD, TP_16}, OWN: {RANKS_16, "decode context parallelism is 16, there is none"}},
+        {NVIDIA: set(), AMD: {NOT_AMD, TP_16}, OWN: {RANKS_16}},
     ),
     "mi355x-tp8-dspark": (
         0,
@@ -93,7 +93,7 @@ EXPECTED: dict[str, tuple[int, dict[str, set[str]]]] = {
                 "recurrent state is bf16, f32 is needed (a narrower state drifts)",
                 "drafts is 8, allowed are 0 and 3 to 7",
                 RANKS_8,
-                "decode context parallelism is 2, there is none",
+                "decode context parallelism is 2, 1 or 4 (all tensor ranks) is needed",
                 "pipeline parallelism is 2, there is none",
                 "expert parallelism is on, there is none",
                 "conv state is fp32, it is always bf16",

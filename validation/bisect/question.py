@@ -13,11 +13,12 @@ from validation.bisect.places import Place
 from validation.errors import UsageError, one_line
 from validation.gates.base import Context, GateResult, Unit
 from validation.gates.parity import ParityGate
+from validation.gates.parity_cells import cell_units
 from validation.gates.parity_measure import windows
 from validation.mutation.shared import SharedTarget
 from validation.targets.base import Arm, ArmConfig, Target, TargetError
 
-_CELL = re.compile(r"(bf16|fp8)-tp([1-9]\d?)-b([1-9]\d?)")
+_CELL = re.compile(r"(bf16|fp8)-tp([1-9]\d?)(?:-dcp([1-9]\d?))?-b([1-9]\d?)")
 
 DEFAULT_CELL = "fp8-tp1-b8"
 """One batch of eight with the cache format of the profiles."""
@@ -48,23 +49,19 @@ class Cell:
 
     def unit(self) -> Unit:
         """The cell as a unit of the parity gate."""
-        kv, ranks, batch = self._parts()
-        return Unit(self.name, {"kv": kv, "tp": ranks, "batch": batch})
+        return Unit(self.name, cell_units(self.settings())[0].params)
 
     def settings(self) -> dict[str, object]:
         """The parity gate's settings with this cell alone."""
-        kv, ranks, batch = self._parts()
+        found = _CELL.fullmatch(self.name)
+        assert found
+        cell = {"kv_cache_dtype": found[1], "tensor_parallel": [int(found[2])], "batches": [int(found[4])]}
         return {
             "prompt_length": self.prompt,
             "decode_length": self.decode,
             "min_sequences": self.sequences,
-            "cells": [{"kv_cache_dtype": kv, "tensor_parallel": [ranks], "batches": [batch]}],
+            "cells": [cell | ({"context_parallel": int(found[3])} if found[3] else {})],
         }
-
-    def _parts(self) -> tuple[str, int, int]:
-        found = _CELL.fullmatch(self.name)
-        assert found
-        return found[1], int(found[2]), int(found[3])
 
 
 @dataclass

@@ -32,7 +32,10 @@ def _no_option(given: DeploymentFile) -> list[Check]:
             f"GPU is {given.hardware.gpu}, the fused kernels need CUDA capability {least[0]}.{least[1]} or more",
         ),
         (devices <= own_path.DEVICES, f"{devices} GPUs a replica, all ranks run on {own_path.DEVICES} device"),
-        (ranks.decode_context == 1, f"decode context parallelism is {ranks.decode_context}, there is none"),
+        (
+            ranks.decode_context in (1, ranks.tensor),
+            f"decode context parallelism is {ranks.decode_context}, 1 or {ranks.tensor} (all tensor ranks) is needed",
+        ),
         (ranks.pipeline == 1, f"pipeline parallelism is {ranks.pipeline}, there is none"),
         (not ranks.expert, "expert parallelism is on, there is none"),
         (given.cache.conv_state == "bf16", f"conv state is {given.cache.conv_state}, it is always bf16"),

@@ -43,7 +43,7 @@ def reference(target: Target, baseline: ArmConfig, texts: Sequence[Sequence[int]
     """Decode every text in the baseline twice: on one rank, and for the noise on two where there are ranks."""
     ranks = 2 if Capability.RANKS in target.capabilities else 1
     solos = _solos(target.open(baseline), texts)
-    others = _solos(target.open(replace(baseline, tensor_parallel=ranks)), texts)
+    others = _solos(target.open(replace(baseline, tensor_parallel=ranks, context_parallel=1)), texts)
     pairs = list(zip(solos, others, strict=True))
     return Reference(
         texts,
@@ -88,4 +88,12 @@ def _first(arm: Arm, text: Sequence[int]) -> Solo:
 
 def fuzz_config(config: ArmConfig) -> ArmConfig:
     """The arm as the fuzzer runs it: an FP8 cache on one rank, with room for the longest request."""
-    return replace(config, kv_cache_dtype="fp8", tensor_parallel=1, max_context=TEXT_LENGTH, max_batch=8, drafts=0)
+    return replace(
+        config,
+        kv_cache_dtype="fp8",
+        tensor_parallel=1,
+        context_parallel=1,
+        max_context=TEXT_LENGTH,
+        max_batch=8,
+        drafts=0,
+    )

@@ -14,6 +14,7 @@ from validation.gates import parity_control
 from validation.gates.base import Context, GateResult, Json, Table, Unit
 from validation.gates.parity_cells import (
     cell_units,
+    context_error,
     drafts_rule,
     matrix_arms,
     measure_cell,
@@ -59,7 +60,7 @@ class ParityGate:
                 "min_sequences": positive_integer(10_000),
                 "cells": cells(
                     ("bf16", "fp8"),
-                    optional={"drafts": drafts_rule()},
+                    optional={"drafts": drafts_rule(), "context_parallel": positive_integer(64)},
                     tensor_parallel=integers(1, 64),
                     batches=integers(1, 64),
                 ),
@@ -73,7 +74,7 @@ class ParityGate:
         )
         if not wrong and ("fuzz_seeds" in settings) != ("fuzz_steps" in settings):
             wrong = "fuzz_seeds (searches) and fuzz_steps (engine steps of each) are given together"
-        wrong = wrong or rows_error(settings)
+        wrong = wrong or rows_error(settings) or context_error(settings)
         if wrong:
             return wrong
         ids = [unit.id for unit in _units(settings)]
@@ -173,7 +174,7 @@ def _schedule_arms(context: Context) -> tuple[ArmConfig, ArmConfig, ArmConfig]:
 
     def arm(config: ArmConfig, tensor_parallel: int) -> ArmConfig:
         fp8 = {"kv_cache_dtype": "fp8", "max_context": 2 * TEXT_LENGTH, "max_batch": TEXTS}
-        return replace(config, tensor_parallel=tensor_parallel, **fp8)  # type: ignore[arg-type]
+        return replace(config, tensor_parallel=tensor_parallel, context_parallel=1, **fp8)  # type: ignore[arg-type]
 
     return arm(context.baseline, 1), arm(context.candidate, 1), arm(context.baseline, ranks)
 

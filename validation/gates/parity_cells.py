@@ -32,6 +32,18 @@ def drafts_rule() -> Rule:
     )
 
 
+def context_error(settings: Mapping[str, Json]) -> str | None:
+    """Why a cell's contexts cannot be dealt out as it says, or None."""
+    for cell in settings["cells"]:
+        given, ranks = cell.get("context_parallel", 1), cell["tensor_parallel"]
+        if given != 1 and ranks != [given]:
+            return (
+                f"context_parallel is {given} in a cell with tensor_parallel {ranks}; allowed are 1, and the one "
+                "tensor_parallel of a cell that has no other"
+            )
+    return None
+
+
 def rows_error(settings: Mapping[str, Json]) -> str | None:
     """Why a cell's steps would have more rows than the specialised path takes, or None."""
     for cell in settings["cells"]:
@@ -45,35 +57,43 @@ def rows_error(settings: Mapping[str, Json]) -> str | None:
 
 
 def cell_units(settings: Mapping[str, Json]) -> list[Unit]:
-    """A unit per cache format, tensor parallelism, number of drafts and batch size."""
+    """A unit per cache format, tensor and context parallelism, number of drafts and batch size."""
     return [
         Unit(
-            f"{cell['kv_cache_dtype']}-tp{ranks}-b{batch}" + (f"-d{drafts}" if drafts else ""),
+            f"{cell['kv_cache_dtype']}-tp{ranks}"
+            + (f"-dcp{context}" if context > 1 else "")
+            + f"-b{batch}"
+            + (f"-d{drafts}" if drafts else ""),
             {
                 "kv": cell["kv_cache_dtype"],
                 "tp": ranks,
                 "batch": batch,
+                **({"dcp": context} if context > 1 else {}),
                 **({"drafts": drafts} if drafts else {}),
             },
         )
         for cell in settings["cells"]
-        for drafts in [cell.get("drafts", 0)]
+        for drafts, context in [(cell.get("drafts", 0), cell.get("context_parallel", 1))]
         for ranks in cell["tensor_parallel"]
         for batch in cell["batches"]
     ]
 
 
 def cell_arms(context: Context, params: Mapping[str, Json]) -> tuple[ArmConfig, ArmConfig, ArmConfig]:
-    """Baseline, candidate and floor of one cell; the floor is a baseline with another number of ranks, if it can be."""
+    """Baseline, candidate and floor of one cell; the floor is a baseline with another number of ranks, if it can be.
+
+    Only the candidate's contexts are dealt out to ranks, so that it is held to a baseline which knows nothing of that.
+    """
     ranks, batch = params["tp"], params["batch"]
     floor_ranks = other_ranks(ranks) if Capability.RANKS in context.target.capabilities else ranks
     length = context.settings["prompt_length"] + context.settings["decode_length"]
 
-    def arm(config: ArmConfig, tensor_parallel: int) -> ArmConfig:
+    def arm(config: ArmConfig, tensor_parallel: int, context_parallel: int = 1) -> ArmConfig:
         return replace(
             config,
             kv_cache_dtype=params["kv"],
             tensor_parallel=tensor_parallel,
+            context_parallel=context_parallel,
             max_context=length,
             # The floor decodes a single sequence in company of a second.
             max_batch=max(batch, 2),
@@ -81,16 +101,22 @@ def cell_arms(context: Context, params: Mapping[str, Json]) -> tuple[ArmConfig, 
             boundaries=Capability.READ_BOUNDARIES in context.target.capabilities and "drafts" not in params,
         )
 
-    return arm(context.baseline, ranks), arm(context.candidate, ranks), arm(context.baseline, floor_ranks)
+    candidate = arm(context.candidate, ranks, params.get("dcp", 1))
+    return arm(context.baseline, ranks), candidate, arm(context.baseline, floor_ranks)
 
 
 def matrix_arms(context: Context) -> list[ArmConfig]:
     """The arms of all cells, those of several batch sizes at the largest.
 
     Raises:
-        ValueError: cells with drafts on a target that has none.
+        ValueError: cells with drafts, or with context parallelism, on a target that has none.
     """
     units = cell_units(context.settings)
+    if any("dcp" in unit.params for unit in units) and Capability.CONTEXT_PARALLEL not in context.target.capabilities:
+        raise ValueError(
+            f"target {context.target.name!r} has no decode context parallelism; take the cells with context_parallel "
+            "out of the profile"
+        )
     if any("drafts" in unit.params for unit in units) and Capability.DRAFTS not in context.target.capabilities:
         raise ValueError(f"target {context.target.name!r} has no drafts; take the cells with drafts out of the profile")
     largest: dict[tuple[Json, ...], Unit] = {}

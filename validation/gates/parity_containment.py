@@ -77,6 +77,7 @@ def _config(context: Context, drafts: int, *sick: Fault) -> ArmConfig:
         context.candidate,
         kv_cache_dtype="fp8",
         tensor_parallel=1,
+        context_parallel=1,
         max_batch=REQUESTS,
         max_context=PROMPT + TOKENS + DRAFTS,
         drafts=drafts,

@@ -47,6 +47,7 @@ def sampled_config(config: ArmConfig) -> ArmConfig:
         config,
         kv_cache_dtype="fp8",
         tensor_parallel=1,
+        context_parallel=1,
         max_batch=32,
         max_context=PROMPT + TOKENS + 1,
         drafts=DRAFTS,

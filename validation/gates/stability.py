@@ -125,7 +125,7 @@ def _arms(context: Context, unit: str) -> tuple[ArmConfig, ArmConfig, ArmConfig]
     baseline, candidate = (replace(arm, **options) for arm in (context.baseline, context.candidate))
     ranks = baseline.tensor_parallel
     floor_ranks = other_ranks(ranks) if Capability.RANKS in context.target.capabilities else ranks
-    return baseline, candidate, replace(baseline, tensor_parallel=floor_ranks)
+    return baseline, candidate, replace(baseline, tensor_parallel=floor_ranks, context_parallel=1)
 
 
 def _seed(context: Context, unit: str) -> int:

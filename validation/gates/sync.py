@@ -115,4 +115,4 @@ class SyncGate:
 
 
 def _candidate(context: Context) -> ArmConfig:
-    return replace(context.candidate, max_batch=1, max_context=64, drafts=0, tensor_parallel=1)
+    return replace(context.candidate, max_batch=1, max_context=64, drafts=0, tensor_parallel=1, context_parallel=1)

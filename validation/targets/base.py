@@ -34,6 +34,7 @@ class Capability(StrEnum):
     RUN_OP = "run one op"
     INJECT_FAULT = "inject a fault"
     RANKS = "ranks"
+    CONTEXT_PARALLEL = "decode context parallelism"
     SCHEDULE = "play a schedule of requests"
     DRAFTS = "speculative decoding"
     CONVERSE = "answer chats"
@@ -45,6 +46,8 @@ class Capability(StrEnum):
 @dataclass(frozen=True)
 class ArmConfig:
     """How a target decodes in one arm of a comparison.
+
+    `context_parallel`: 1, or `tensor_parallel`, over whose ranks every context is dealt out then.
 
     `draft_sampling`: drafts are their drafter's first choice ("greedy"), or drawn from its distribution and verified by
     rejection sampling ("sampled").
@@ -58,6 +61,7 @@ class ArmConfig:
     kv_cache_dtype: str = "bf16"
     state_dtype: str = "f32"
     tensor_parallel: int = 1
+    context_parallel: int = 1
     max_batch: int = 64
     max_context: int = 1024
     drafts: int = 0

@@ -17,7 +17,7 @@ from torch import Tensor
 from decode_impl.batch import Chunk
 from decode_impl.caches import LatentCache, ScaleError
 from decode_impl.checkpoint import CONFIG_FILE, WEIGHTS_FILE, Checkpoint, CheckpointError, load_checkpoint
-from decode_impl.deployment import Deployment, DeploymentError
+from decode_impl.deployment import Deployment, DeploymentError, prefix_block_for
 from decode_impl.drafter.checkpoint import load_drafter
 from decode_impl.drafter.config import DrafterError
 from decode_impl.drafter.model import DrafterModel
@@ -54,6 +54,7 @@ class BuiltinTarget:
             Capability.RUN_OP,
             Capability.INJECT_FAULT,
             Capability.RANKS,
+            Capability.CONTEXT_PARALLEL,
             Capability.SCHEDULE,
             Capability.GENERATE,
             Capability.DRAFTS,
@@ -178,6 +179,8 @@ class BuiltinTarget:
                 kv_cache_dtype=config.kv_cache_dtype,
                 state_dtype=config.state_dtype,
                 tensor_parallel=config.tensor_parallel,
+                context_parallel=config.context_parallel,
+                prefix_block=prefix_block_for(config.context_parallel),
                 max_batch=config.max_batch,
                 max_context=config.max_context,
                 drafts=config.drafts,
@@ -329,7 +332,7 @@ class BuiltinForcedDecode:
     ) -> None:
         self._layers = layers
         length = len(sequences[0])
-        pages = -(-length // runner.deployment.page_size)
+        pages = -(-length // runner.deployment.page_tokens)
         self._runner, self._sequences, self._prompt_length, self._length = runner, sequences, prompt_length, length
         self._slots = [runner.states.allocate() for _ in sequences]
         self._pages = [tuple(runner.latents.allocate() for _ in range(pages)) for _ in sequences]

@@ -19,8 +19,8 @@ def caches_of(runner: ModelRunner, slot: int, pages: tuple[int, ...], length: in
         joined[f"layer.{layer}.state"] = torch.cat([runner.states.state[layer, r][slot].float() for r in ranks])
         windows = [runner.states.conv[layer, r][slot].float().unflatten(0, (3, -1)) for r in ranks]
         joined[f"layer.{layer}.conv"] = torch.cat(windows, dim=1).flatten(0, 1)
-    for layer, cache in runner.latents.layers.items():
-        rows = cache[list(pages)].flatten(0, 1)[:length]
+    for layer in runner.latents.layers:
+        rows = runner.latents.gathered(layer, torch.tensor(pages))[:length]
         scale = runner.latents.scales[layer][1]
         joined[f"layer.{layer}.latent"] = e4m3_decode(rows) * scale if rows.dtype == torch.uint8 else rows.float()
     return joined
@@ -39,7 +39,7 @@ def state_hash(runner: ModelRunner, slot: int, pages: tuple[int, ...], length: i
         seen.update(_bytes(states.conv[place][slot]))
         seen.update(_bytes(states.state[place][slot]))
     for layer in sorted(latents.layers):
-        seen.update(_bytes(latents.layers[layer][list(pages)].flatten(0, 1)[:length]))
+        seen.update(_bytes(latents.gathered(layer, torch.tensor(pages))[:length]))
     return seen.hexdigest()
 
 

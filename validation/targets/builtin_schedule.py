@@ -11,6 +11,7 @@ from torch import Tensor
 
 from decode_impl.batch import Chunk
 from decode_impl.engine import Engine
+from decode_impl.parallel.context import owner
 from decode_impl.parts import PARTS, PartTable
 from decode_impl.request import Request
 from decode_impl.runner import ModelRunner, StepResult
@@ -191,13 +192,14 @@ class _Player:
         """Every cache as words, [rows, words]: a row is a slot, or a position of the latent cache."""
         states, latents = self.runner.states, self.runner.latents
         slots = [pool.flatten(1) for pool in (*states.conv.values(), *states.state.values())]
-        return [_words(pool) for pool in (*slots, *(cache.flatten(0, 1) for cache in latents.layers.values()))]
+        rows = [cache.flatten(0, 1) for own in latents.shards for cache in own.values()]
+        return [_words(pool) for pool in (*slots, *rows)]
 
     def _poison(self) -> None:
         states, latents = self.runner.states, self.runner.latents
         for pool in (*states.conv.values(), *states.state.values()):
             pool[states.columns :] = torch.nan
-        for cache in latents.layers.values():
+        for cache in (cache for own in latents.shards for cache in own.values()):
             cache[1:] = E4M3_NAN if cache.dtype == torch.uint8 else torch.nan
 
     def _watched(self, chunks: list[Chunk], all_logits: bool = False) -> StepResult:
@@ -211,7 +213,8 @@ class _Player:
             differs[owned] = False
             self._broken["unowned rows unchanged"] += int(differs.sum())
         states, latents = self.runner.states, self.runner.latents
-        nulls = [states.columns] * (len(states.conv) + len(states.state)) + [latents.page_size] * len(latents.layers)
+        nulls = [states.columns] * (len(states.conv) + len(states.state))
+        nulls += [latents.page_size] * len(latents.layers) * len(latents.shards)
         null_words = sum(int(pool[:rows].count_nonzero()) for pool, rows in zip(pools, nulls, strict=True))
         self._broken["null rows zero"] += null_words
         return result
@@ -219,14 +222,18 @@ class _Player:
     def _owned(self, chunks: list[Chunk]) -> list[list[int]]:
         """For every pool the rows that this step may write."""
         slots = [slot for chunk in chunks for slot in (chunk.targets or (chunk.slot,))]
-        page = self.runner.latents.page_size
-        places = [
-            chunk.pages[index // page] * page + index % page
-            for chunk in chunks
-            for index in range(chunk.start, chunk.start + len(chunk.tokens))
-        ]
         states, latents = self.runner.states, self.runner.latents
-        return [slots] * (len(states.conv) + len(states.state)) + [places] * len(latents.layers)
+        page, ranks = latents.page_size, len(latents.shards)
+        indices = [(chunk, index) for chunk in chunks for index in range(chunk.start, chunk.start + len(chunk.tokens))]
+        rows = [
+            [
+                chunk.pages[index // (page * ranks)] * page + index // ranks % page
+                for chunk, index in indices
+                if owner(index, ranks) == rank
+            ]
+            for rank in range(ranks)
+        ]
+        return [slots] * (len(states.conv) + len(states.state)) + [own for own in rows for _ in latents.layers]
 
 
 def _words(rows: Tensor) -> Tensor:

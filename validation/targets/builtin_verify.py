@@ -22,7 +22,7 @@ class BuiltinVerifyDecode:
         self._runner, self._sequences, self._prompt_length = runner, sequences, prompt_length
         self._accepted = cycle(accepted)
         # Drafts of the last step may lie beyond the text.
-        pages = -(-(len(sequences[0]) + runner.deployment.drafts) // runner.deployment.page_size)
+        pages = -(-(len(sequences[0]) + runner.deployment.drafts) // runner.deployment.page_tokens)
         self._slots = [runner.states.allocate() for _ in sequences]
         self._pages = [tuple(runner.latents.allocate() for _ in range(pages)) for _ in sequences]
         self._column = self._computed = 0

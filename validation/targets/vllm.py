@@ -175,6 +175,7 @@ class VllmTarget:
             "seed": 0,
             "disable_log_stats": True,
             "tensor_parallel_size": config.tensor_parallel,
+            **({"decode_context_parallel_size": config.context_parallel} if config.context_parallel > 1 else {}),
             "kv_cache_dtype": {"bf16": "auto"}.get(config.kv_cache_dtype, config.kv_cache_dtype),
             "mamba_ssm_cache_dtype": {"f32": "float32", "bf16": "bfloat16"}[config.state_dtype],
             "additional_config": {"decode_backend": config.decode_backend},
