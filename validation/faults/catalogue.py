@@ -17,6 +17,7 @@ _ORDER = (
     "mla_scales",
     "mla_rows",
     "mla_attention",
+    "mla_dcp",
     "mla_projections",
     "router",
     "experts",

@@ -158,15 +158,7 @@ def _see_all(right: Any) -> Any:
     return faulty
 
 
-DCP = "one rank holds all keys of a request here: there is no context parallelism to be wrong"
-
 for _component, _id, _title, _sources, _missed, _absent in (
-    ("context parallel", "dcp-local-causal", "causal bound taken from the local length", "M79, M81",
-     "one query row a request", DCP),
-    ("context parallel", "dcp-global-blocks", "a rank reads global block ids in its own pool", "M78",
-     "one rank; target logits", DCP),
-    ("context parallel", "dcp-empty-rank-stale", "a rank without keys leaves its partial unwritten", "M17, M18",
-     "contexts longer than the ranks' stride", DCP),
     ("grammar mask", "mask-rows-shifted", "mask rows assume a fixed draft count", "M96", "speculation off",
      "no grammar constrains what is sampled here: there are no mask rows"),
     ("captured graph", "graph-mode-corrupts", "another corruption by each graph mode at batch 1, cause open", "M93",

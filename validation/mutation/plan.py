@@ -38,6 +38,9 @@ _COLLECTIVES = "collectives"
 _EXPLORED = ("launches", "collectives", "stalls", "sentinels")
 """Units of the sync gate that explore, by what they are called."""
 
+_SHARDED = "decode context parallelism"
+"""The layer whose faults only cells with context parallelism show, whether of an op or of the engine."""
+
 _SPECULATIVE = ("kda_verify",)
 """Ops that run in verify steps alone, which schedules and cells with drafts have."""
 
@@ -66,6 +69,9 @@ def units_for(gate: Gate, context: Context, fault: Fault) -> list[Unit]:
     likely = _LIKELY.get(fault.component, ())
     schedules = sorted((unit for unit in units if "schedule" in unit.params), key=lambda unit: _rank(unit, likely))
     decoding = sorted((unit for unit in units if "batch" in unit.params), key=_cell_cost(context.settings))
+    if fault.layer == _SHARDED:
+        return [unit for unit in decoding if "dcp" in unit.params]
+    decoding = [unit for unit in decoding if "dcp" not in unit.params]
     verifying, cells = ([u for u in decoding if ("drafts" in u.params) == drafts] for drafts in (True, False))
     if fault.paths == (ENGINE,):
         if fault.component in _ASKED_APART:
