@@ -270,9 +270,9 @@ def test_faults_of_one_component_are_neighbours() -> None:
     ("fault", "kinds"),
     [
         ("kda-delta-dropped", ["cell"] * CELLS_TRIED),
-        ("verify-width-6", ["schedule"] * 2),
+        ("verify-width-6", ["schedule"] * 2 + ["cell"]),
         # A schedule compares the arm with itself, so the engine's faults are asked of a cell too.
-        ("state-not-reset", ["schedule"] * 12 + ["fuzz"] * 5 + ["cell"]),
+        ("state-not-reset", ["schedule"] * 13 + ["fuzz"] * 5 + ["cell"]),
         ("accept-other-q", ["fuzz"]),
         ("sample-constant-seed", ["fuzz"] * 2),
         ("draft-id-out-of-range", ["fuzz"]),
@@ -283,7 +283,7 @@ def test_units_are_those_that_can_see_the_fault_in_the_order_of_their_cost(fault
     context = Context(small_target(), ArmConfig("baseline"), ArmConfig("candidate"), 0, profile.gates["parity"])
     units = units_for(ParityGate(), context, FAULTS[fault])
     assert [next((kind for kind in ("schedule", "fuzz") if kind in unit.params), "cell") for unit in units] == kinds
-    assert fault != "verify-width-6" or all("verify" in unit.id for unit in units)
+    assert fault != "verify-width-6" or all("verify" in unit.id or "drafts" in unit.params for unit in units)
 
 
 def test_a_shared_baseline_gives_what_its_own_arm_gives_and_computes_once() -> None:

@@ -192,14 +192,14 @@ def state_hash(texts: Texts) -> list[Comparison]:
     busy = replace(options, events=(a, Run(2), b, Run(4), Preempt("a"), c, Run()))
     own, before = (
         request("own", texts[0], 20, 14, turns),
-        (request("x", texts[3], 18, 3), request("y", texts[4], 18, 7)),
+        (request("x", texts[3], 17, 2), request("y", texts[4], 17, 4)),
     )
     company = replace(options, events=(request("mate", texts[1], 33, 14, turns), own, Run()))
     other = (*before, Run(), request("mate", texts[2], 33, 14, turns), own, Run())
     single = Schedule((), max_batch=1, prefill_chunk=16, hash_states=True)
-    long = request("long", texts[2], 50, 6)
+    long = request("long", texts[2], 34, 3)
     cached = Schedule((), max_batch=1, prefix_snapshots=2, hash_states=True)
-    whole = request("whole", texts[5], cached.prefix_block, 6)
+    whole = request("whole", texts[5], cached.prefix_block, 3)
     return [
         Comparison(busy, (busy,), ("a", "b", "c"), True, again=True),
         Comparison(replace(options, events=other), (company,), ("own",), True),

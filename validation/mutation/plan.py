@@ -18,7 +18,7 @@ _LIKELY = {
     "latent_cache": ("slot-reuse", "page-pressure"),
     "prefix_cache": ("page-pressure", "warm-prefix"),
     "build_batch": ("one-token-prompts", "chunks", "batch-bins", "verify-steps"),
-    "engine": ("preemption", "verify-caches", "verify-steps", "batch-bins"),
+    "engine": ("preemption", "verify-caches", "verify-steps", "batch-bins", "state-hash"),
 }
 """Schedules that a broken part of an engine is likely to show in, tried first."""
 

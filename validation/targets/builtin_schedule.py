@@ -145,7 +145,7 @@ class _Player:
         submit = self.submitted[request.id]
         if not request.running:
             return
-        if self._schedule.hash_states:
+        if self._schedule.hash_states and request.computed:
             self._hashes[request.id][request.computed] = state_hash(*self._owned_by(request))
         verified = [place + accepted + 1 for place, _, accepted in request.verify_steps[-1:]]
         if self._schedule.verify_caches and verified == [request.computed]:
