@@ -201,3 +201,17 @@ def test_settings_that_cannot_be_are_named(change: dict[str, Any], message: str)
 @pytest.mark.parametrize(("lost", "gained", "p"), [(0, 0, 1.0), (5, 0, 1 / 32), (0, 5, 1.0), (3, 1, 5 / 16)])
 def test_the_paired_test_is_mcnemars_exact_one(lost: int, gained: int, p: float) -> None:
     assert mcnemar_worse(lost, gained) == pytest.approx(p)
+
+
+def test_texts_may_have_a_batch_and_drafts_of_their_own() -> None:
+    settings = {**SETTINGS, "text_batch": 2, "text_drafts": 3}
+    own = replace(context(), settings=settings)
+    assert GATE.settings_error(settings) is None
+    shapes = {(arm.max_batch, arm.drafts) for arm in GATE.arms(own)}
+    assert shapes == {(3, 7), (2, 3), (2, 0)}
+    unit = next(unit for unit in GATE.plan(own) if unit.id == "text")
+    measured = GATE.measure(unit, own)
+    most = [max(int(bucket[1] / bucket[0]) for bucket in f["acceptance"].values()) for f in measured["candidate"]]
+    assert max(most) <= 3
+    assert GATE.judge({**honest(), "text": measured}, own).verdict == Verdict.PASS
+    assert "text_drafts is 65" in (GATE.settings_error({**settings, "text_drafts": 65}) or "")

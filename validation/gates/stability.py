@@ -34,7 +34,10 @@ class StabilityGate:
     cost = "three decodes of every prompt at length; a minute in small, an hour in full"
 
     def settings_error(self, settings: Mapping[str, Json]) -> str | None:
-        """Counts and lengths of chains, texts and drift sequences; batch, drafts and cache format."""
+        """Counts and lengths of chains, texts and drift sequences; batch, drafts and cache format.
+
+        Texts, of which few drafts are right, may have a batch and a number of drafts of their own.
+        """
         return problems(
             settings,
             {
@@ -46,15 +49,18 @@ class StabilityGate:
                 "drift_tokens": positive_integer(100_000),
                 "batch": positive_integer(64),
                 "drafts": at_least_zero(64),
+                "text_batch": positive_integer(64),
+                "text_drafts": at_least_zero(64),
                 "kv_cache_dtype": one_of("bf16", "fp8"),
             },
+            optional=("text_batch", "text_drafts"),
         )
 
     def arms(self, context: Context) -> Sequence[ArmConfig]:
         """Baseline, candidate and floor of every task, and of the drift sequences."""
         settings = context.settings
         windows(context.target, 1, settings["drift_tokens"], context.seed)
-        if settings["drafts"] and Capability.DRAFTS not in context.target.capabilities:
+        if (settings["drafts"] or settings.get("text_drafts")) and Capability.DRAFTS not in context.target.capabilities:
             raise ValueError(f"target {context.target.name!r} has no drafts; set drafts = 0 in the profile")
         for task in TASKS:
             _task(context, task, count=1)
@@ -73,7 +79,7 @@ class StabilityGate:
                 context.target, settings["drift_sequences"], settings["drift_tokens"], _seed(context, unit.id)
             )
             return measure_drift(arms, sequences, prompt=_DRIFT_PROMPT)
-        return measure_answers(context.target, arms, _task(context, unit.id), settings["batch"])
+        return measure_answers(context.target, arms, _task(context, unit.id), _of_task(context, unit.id, "batch"))
 
     def judge(self, results: Mapping[str, dict[str, Json]], context: Context) -> GateResult:
         """All tasks within their allowances, and KL that does not grow along a text."""
@@ -114,13 +120,20 @@ def _task(context: Context, name: str, count: int | None = None) -> Task:
     return free_text(context.target, count or settings["texts"], settings["text_tokens"], seed)
 
 
+def _of_task(context: Context, task: str, name: str) -> int:
+    """The task's own batch or number of drafts; the profile's for all where it has none."""
+    settings = context.settings
+    return int(settings.get(f"text_{name}", settings[name]) if task == "text" else settings[name])
+
+
 def _arms(context: Context, unit: str) -> tuple[ArmConfig, ArmConfig, ArmConfig]:
     settings = context.settings
     if unit == "drift":
         options = {"max_batch": settings["drift_sequences"], "max_context": settings["drift_tokens"], "drafts": 0}
     else:
         tokens = settings["chain_tokens" if unit == "chains" else "text_tokens"]
-        options = {"max_batch": settings["batch"], "max_context": tokens + _ROOM, "drafts": settings["drafts"]}
+        batch, drafts = (_of_task(context, unit, name) for name in ("batch", "drafts"))
+        options = {"max_batch": batch, "max_context": tokens + _ROOM, "drafts": drafts}
     options["kv_cache_dtype"] = settings["kv_cache_dtype"]
     baseline, candidate = (replace(arm, **options) for arm in (context.baseline, context.candidate))
     ranks = baseline.tensor_parallel
