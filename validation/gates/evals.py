@@ -78,7 +78,9 @@ def _takes_drafts(context: Context) -> bool:
 
 
 def _requests(context: Context, plan: Planned) -> list[Request]:
-    return plan_requests([plan.task], plan.repeats, context.seed)
+    """Item by item, so that a batch shares its prompts, which an engine with cached prefixes runs once."""
+    place = {item: i for i, item in enumerate(plan.task.item_ids)}
+    return sorted(plan_requests([plan.task], plan.repeats, context.seed), key=lambda r: (place[r.item], r.repeat))
 
 
 def _arms(context: Context, plan: Planned) -> tuple[ArmConfig, ArmConfig]:
