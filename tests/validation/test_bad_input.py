@@ -54,7 +54,11 @@ def test_wrong_options(decodegate: CommandLine, arguments: tuple[str, ...], part
     [
         ("rows = [32, 64]", "rows = [32, 64", (":18:15", "not valid TOML: Unclosed array")),
         ('kind = "toy"', "kind = toy", (":6:8", "not valid TOML: Invalid value")),
-        ("[baseline]", "[baseline]\nspeed = 1", ("unknown key 'baseline.speed'; keys here: decode_backend",)),
+        (
+            "[baseline]",
+            "[baseline]\nspeed = 1",
+            ("unknown key 'baseline.speed'; keys here: context_parallel, decode_backend",),
+        ),
         ("required =", "require =", ("unknown key 'require'; did you mean 'required'?", "'required' is missing")),
         ('required = ["error", "costly"]', "required = []", ("required: list should have at least 1 item",)),
         ('"error", "costly"', '"error", "ranks"', ("required: gate 'ranks' has no [gates.ranks] table",)),
