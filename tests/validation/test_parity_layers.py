@@ -65,7 +65,7 @@ def test_the_curve_is_in_the_record_and_a_chart_with_units_and_n() -> None:
     assert judgement.metrics["layers"] == {UNIT: results[UNIT]["layers"]}
     [plot] = [plot for plot in judgement.plots if plot.title == "Divergence by layer"]
     assert list(plot.x) == ["0", "1", "2", "head.in"]
-    assert plot.y_label == "relative difference"
+    assert plot.y_label == "relative RMS difference"
     assert f"Cell {UNIT}, n = 32 tokens" in plot.caption
     assert set(plot.series) == {
         f"{arm}, {part}" for arm in ("candidate", "floor") for part in ("into attention", "out of the layer")

@@ -177,7 +177,7 @@ def layer_plots(results: Results, judged: Mapping[str, CellJudgement]) -> list[P
         "last layer. Nothing is decided by it; decodegate bisect layers does."
     )
     x = [*map(str, numbers), _HEAD]
-    return [Plot("Divergence by layer", "line", x, series, "layer", "relative difference", caption, log_y=True)]
+    return [Plot("Divergence by layer", "line", x, series, "layer", "relative RMS difference", caption, log_y=True)]
 
 
 def _series(layers: Mapping[str, Any], arm: str, part: str, numbers: Sequence[int]) -> list[float | None]:
