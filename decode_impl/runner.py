@@ -17,12 +17,14 @@ from decode_impl.drafter.drafter import Drafter
 from decode_impl.drafter.model import DrafterModel
 from decode_impl.model import Step, forward
 from decode_impl.ops import OpTable
+from decode_impl.overlap import IN_TURN, Overlap
 from decode_impl.parts import PARTS, PartTable
 from decode_impl.specialized import emulation
 from decode_impl.specialized.graphs import StepGraphs, cuda_capture, shapes
 from decode_impl.specialized.implementation import specialized_ops
 from decode_impl.specialized.plan import Decision, Fallback, require_agreement
 from decode_impl.specialized.requirements import unsupported
+from decode_impl.specialized.side_streams import SideStreams
 from decode_impl.weights import ModelWeights
 
 GENERIC, SPECIALIZED = "generic", "specialized"
@@ -115,16 +117,19 @@ class ModelRunner:
         batch: Batch = self.parts["build_batch"](
             chunks, self.deployment.page_tokens, self.deployment.max_pages, decision.bin or 0, all_logits
         )
-        on_device = batch.to(self.weights.embedding.device)
-        step = self.graphs.run(on_device) if self.graphs and decision.specialized else self._forward(ops, on_device)
+        if self.graphs and decision.specialized:
+            on_device, step = self.graphs.run(batch)
+        else:
+            on_device = batch.to(self.weights.embedding.device)
+            step = self._forward(ops, on_device)
         if self.drafter:
             self.drafter.observe(step.taps, on_device.positions, on_device.indices)
         self.steps[path] += 1
         return StepResult(step.logits, path, batch.logit_counts)
 
-    def _forward(self, ops: OpTable, batch: Batch) -> Step:
+    def _forward(self, ops: OpTable, batch: Batch, overlap: Overlap = IN_TURN) -> Step:
         taps = self.drafter.taps if self.drafter else ()
-        return forward(self.weights, ops, batch, self.latents, self.states, taps)
+        return forward(self.weights, ops, batch, self.latents, self.states, taps, overlap)
 
     @torch.inference_mode()
     def _captured(self) -> StepGraphs:
@@ -135,8 +140,9 @@ class ModelRunner:
                 "graphs need decode_backend latency_specialized on a CUDA device, "
                 f"given are {deployment.decode_backend} and {device.type}; leave graphs out"
             )
+        beside = SideStreams(device)
         return StepGraphs(
-            lambda batch: self._forward(self.paths.specialized, batch),
+            lambda batch: self._forward(self.paths.specialized, batch, beside),
             cuda_capture(device),
             shapes(deployment.max_batch, deployment.drafts),
             deployment.page_tokens,

@@ -63,8 +63,11 @@ class StepGraphs:
         """Whether a step of this shape was captured."""
         return shape in self._steps
 
-    def run(self, batch: Batch) -> Step:
-        """Replay the step of this batch's shape; `batch` is on the device. The taps live until the next replay.
+    def run(self, batch: Batch) -> tuple[Batch, Step]:
+        """Replay the step of this batch's shape: its tensors on the device, and what came of it.
+
+        `batch` may be on the host: it is copied once, to where the graph reads. Both results live until the next replay
+        of this shape, the taps until the next of any.
 
         Raises:
             KeyError: no step of that shape was captured.
@@ -73,7 +76,7 @@ class StepGraphs:
         for target, source in zip(_tensors(fixed), _tensors(batch), strict=True):
             target.copy_(source, non_blocking=True)
         replay()
-        return Step(results.logits[batch.logit_rows], results.taps)
+        return fixed, Step(results.logits[batch.logit_rows], results.taps)
 
 
 def null_batch(rows: int, width: int, page_size: int, max_pages: int) -> Batch:
