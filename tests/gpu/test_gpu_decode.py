@@ -29,10 +29,11 @@ ROUNDINGS = 16 * 24
 """BF16 roundings through eight layers (two dozen each way through attention and MLP), added in quadrature."""
 
 
-def logits(device: str, backend: str, kv: str) -> Tensor:
-    """Logits of twelve decode steps of five requests after a prefill."""
+def logits(device: str, backend: str, kv: str, context: int) -> Tensor:
+    """Logits of twelve decode steps of five requests after a prefill, contexts on `context` of two ranks."""
     weights = shard_weights(DENSE, random_checkpoint(DENSE, 3).tensors, 2, torch.device(device))
-    runner = ModelRunner(weights, Deployment(decode_backend=backend, kv_cache_dtype=kv, tensor_parallel=2, max_batch=8))
+    deployment = Deployment(backend, kv, tensor_parallel=2, context_parallel=context, max_batch=8)
+    runner = ModelRunner(weights, deployment)
     tokens = torch.randint(0, 256, (5, 52), generator=torch.Generator().manual_seed(1)).tolist()
     owned = [(runner.states.allocate(), tuple(runner.latents.allocate() for _ in range(4))) for _ in tokens]
     runner.execute([Chunk(row[:40], 0, slot, pages) for row, (slot, pages) in zip(tokens, owned, strict=True)])
@@ -43,10 +44,11 @@ def logits(device: str, backend: str, kv: str) -> Tensor:
     return torch.stack(steps)
 
 
+@pytest.mark.parametrize("context", [1, 2])
 @pytest.mark.parametrize("kv", ["bf16", "fp8"])
 @pytest.mark.parametrize("backend", ["auto", "latency_specialized"])
-def test_a_decode_on_the_gpu_gives_the_logits_of_the_cpu_up_to_rounding(backend: str, kv: str) -> None:
-    on_gpu, on_cpu = logits("cuda", backend, kv), logits("cpu", backend, kv)
+def test_a_decode_on_the_gpu_gives_the_logits_of_the_cpu_up_to_rounding(backend: str, kv: str, context: int) -> None:
+    on_gpu, on_cpu = logits("cuda", backend, kv, context), logits("cpu", backend, kv, context)
     # An E4M3 row that falls on the other side of a rounding differs by a whole ULP; one such step per MLA layer.
     format_noise = 2 * E4M3.unit_roundoff**2 if kv == "fp8" else 0.0
     bound = (ROUNDINGS * BF16.unit_roundoff**2 + format_noise) ** 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from small_models import HandDriven, prompt_of
 from torch import Tensor
@@ -17,11 +18,19 @@ from decode_impl.weights import shard_weights
 DRAFTS = 3
 
 
-def runner_of(graphs: bool) -> ModelRunner:
+def runner_of(graphs: bool, ranks: int = 1) -> ModelRunner:
     checkpoint = load_checkpoint(EMBEDDED_MODEL)
-    weights = shard_weights(checkpoint.config, checkpoint.tensors, 1, torch.device("cuda"))
+    weights = shard_weights(checkpoint.config, checkpoint.tensors, ranks, torch.device("cuda"))
     deployment = Deployment(
-        "latency_specialized", "fp8", max_batch=4, max_context=128, drafts=DRAFTS, prefix_block=32, graphs=graphs
+        "latency_specialized",
+        "fp8",
+        tensor_parallel=ranks,
+        context_parallel=ranks,
+        max_batch=4,
+        max_context=128,
+        drafts=DRAFTS,
+        prefix_block=32,
+        graphs=graphs,
     )
     return ModelRunner(weights, deployment, drafter=load_drafter(EMBEDDED_MODEL / "drafter"))
 
@@ -43,11 +52,18 @@ def played(runner: ModelRunner) -> list[Tensor]:
         steps.append(runner.execute([verify_chunk(request) for request in driven[:count]]))
         assert all(step.path == SPECIALIZED for step in steps)
         results += [step.logits.clone() for step in steps]
-    return [*results, *(pool.clone() for pool in runner.states.state.values()), *runner.latents.layers.values()]
+    return [*results, *(pool.clone() for pool in runner.states.state.values()), *pools_of(runner)]
 
 
-def test_replayed_steps_give_the_bits_of_eager_ones() -> None:
-    eager, replayed, again = played(runner_of(False)), played(runner_of(True)), played(runner_of(True))
+def pools_of(runner: ModelRunner) -> list[Tensor]:
+    return [pool for own in runner.latents.shards for pool in own.values()]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_replayed_steps_give_the_bits_of_eager_ones(ranks: int) -> None:
+    """Two ranks hold half of every context each."""
+    eager, *graphs = (played(runner_of(captured, ranks)) for captured in (False, True, True))
+    replayed, again = graphs
     assert all(torch.equal(a, b) for a, b in zip(eager, replayed, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(replayed, again, strict=True))
 
