@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,10 @@ from validation.errors import UsageError
 from validation.faults.base import ENGINE
 from validation.faults.catalogue import FAULTS
 from validation.gates.parity import ParityGate
+from validation.gates.parity_measure import Arms, windows
+from validation.gates.parity_schedule_judge import schedule_findings
+from validation.gates.parity_schedule_measure import measure_schedules
+from validation.gates.parity_schedules import SCENARIOS, TEXT_LENGTH, TEXTS
 from validation.mutation.plan import units_for
 from validation.profile import load_profile
 from validation.targets.base import ArmConfig, Capability, TargetError
@@ -125,3 +130,28 @@ def test_a_bisection_takes_such_a_cell_by_its_name() -> None:
     assert cell.unit().params == {"kv": "fp8", "tp": 8, "dcp": 8, "batch": 4}
     with pytest.raises(UsageError, match="context_parallel is 2"):
         Cell("fp8-tp8-dcp2-b4")
+
+
+@pytest.mark.parametrize(
+    "scenario", ["poison", "warm-prefix", "page-pressure", "chunks", "preemption", "verify-caches"]
+)
+def test_what_an_engine_does_with_pages_it_does_with_pages_of_two_ranks(scenario: str) -> None:
+    """Poisoned pools, prefixes, preemption, chunks and drafts: no word of another's, the same bits where promised."""
+    context = context_of({})
+    shared: dict[str, Any] = {
+        "kv_cache_dtype": "fp8",
+        "max_context": 2 * TEXT_LENGTH,
+        "max_batch": TEXTS,
+        "tensor_parallel": 2,
+    }
+    configs = (
+        replace(context.baseline, **shared),
+        replace(context.candidate, **shared, context_parallel=2),
+        replace(context.baseline, **shared | {"tensor_parallel": 1}),
+    )
+    texts = windows(small_target(), TEXTS, TEXT_LENGTH, 0)
+    arms = Arms(*(small_target().open(config) for config in configs))
+    result = measure_schedules(arms, SCENARIOS[scenario](texts), texts)
+    assert result["requests"]
+    found = schedule_findings("unit", {"schedule": scenario, **result})
+    assert [finding.message for finding in found] == []
