@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from servers import ITEMS, SEED, LiveServer, Servers
 
+from evals.runner.endpoint import Endpoint
+from validation.soak.server import Server, soak_server
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
 
 REPEATS = 8
@@ -141,3 +144,10 @@ def test_a_comparison_killed_in_mid_run_is_resumed_without_loss_or_double(server
     assert comparison.end() == PASS, comparison.said
     comparison.check_samples()
     assert kept <= comparison.keys()
+
+
+def test_canaries_of_a_soaked_server_keep_their_text_and_log_probabilities(servers: Servers) -> None:
+    left = count(2, -1)
+    seen = soak_server(Server(Endpoint(servers.equal.url), SEED), lambda: next(left) > 0)
+    assert (seen.rounds, seen.changed, seen.errors) == (2, [], 0)
+    assert "log-probabilities of its tokens" in seen.statement
