@@ -30,7 +30,6 @@ from decode_impl.model import Step, forward
 from decode_impl.ops import OpTable
 from decode_impl.specialized.contract import BATCH_BINS
 from decode_impl.specialized.graphs import StepGraphs, cuda_capture, null_batch
-from decode_impl.specialized.side_streams import SideStreams
 from validation.bench.traffic import step_bytes, weight_bytes
 from validation.bench.weights import random_weights
 
@@ -46,7 +45,6 @@ class Model:
     def __init__(self, config: ModelConfig, ops: OpTable, device: torch.device, columns: int, requests: int) -> None:
         self.weights = random_weights(config, device)
         self.ops, self.device, self.requests = ops, device, requests
-        self.overlap = SideStreams(device)
         self.pages = -(-(CONTEXT + DRAFTS + 1) // PAGE)
         self.latents = LatentCache(self.weights, "fp8", requests * self.pages, PAGE)
         self.states = StateCache(self.weights, "f32", requests, columns)
@@ -54,7 +52,7 @@ class Model:
             layer.random_(0, 0x70)
 
     def forward(self, batch: Batch) -> Step:
-        return forward(self.weights, self.ops, batch, self.latents, self.states, (), self.overlap)
+        return forward(self.weights, self.ops, batch, self.latents, self.states)
 
     def batch(self, requests: int, width: int) -> Batch:
         """A step of `requests` requests whose contexts are full, filled with tensors on the device."""

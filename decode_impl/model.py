@@ -17,7 +17,6 @@ from decode_impl.batch import Batch
 from decode_impl.caches import LatentCache, StateCache
 from decode_impl.config import ModelConfig
 from decode_impl.ops import OpTable
-from decode_impl.overlap import IN_TURN, Overlap
 from decode_impl.weights import (
     KdaWeights,
     LayerWeights,
@@ -54,9 +53,8 @@ def forward(
     latents: LatentCache,
     states: StateCache,
     taps: Sequence[int] = (),
-    overlap: Overlap = IN_TURN,
 ) -> Step:
-    """Run one step. Caches are written in place. `overlap`: how its parts run beside each other.
+    """Run one step. Caches are written in place.
 
     Tap `i` is the residual *mixture* that enters the attention of layer `i`, of all rows; tap `num_hidden_layers` is
     the mixture behind the last layer.
@@ -65,15 +63,13 @@ def forward(
     tapped: dict[int, Tensor] = {}
     residual = Residual(weights.embedding[batch.tokens], config.residual_blocks)
     for index, layer in enumerate(weights.layers):
-        overlap.fetch(*_input_weights(layer))
         x = tapped[index] = _into_attention(config, ops, index, layer.attention_residual, residual)
         if config.is_mla(index):
             heads = _mla(config, ops, index, layer, x, batch, latents)
         else:
             heads = _kda(config, ops, index, layer, x, batch, states)
-        overlap.fetch(*_front_weights(layer))
         x = _into_mlp(config, ops, index, layer, residual, heads)
-        residual.delta = _mlp(config, ops, layer, x, overlap)
+        residual.delta = _mlp(config, ops, layer, x)
     _, hidden = ops["attn_res"](
         prefix=residual.prefix,
         delta=residual.delta,
@@ -87,19 +83,7 @@ def forward(
     hidden = hidden if pure_decode else hidden[batch.logit_rows]
     hidden = ops["rms_norm"](x=hidden, weight=weights.norm, eps=config.rms_norm_eps)
     logits = torch.cat([ops["projection"](x=hidden, weight=part) for part in weights.lm_head], dim=-1).float()
-    overlap.end()
     return Step(logits[batch.logit_rows] if pure_decode else logits, tuple(tapped[i] for i in taps))
-
-
-def _input_weights(layer: LayerWeights) -> list[Tensor]:
-    """The first large weight of a layer's attention, by rank."""
-    return [w.in_proj if isinstance(w, KdaWeights) else w.a_proj for w in layer.attention if w.heads]
-
-
-def _front_weights(layer: LayerWeights) -> list[Tensor]:
-    """The first large weights of a layer's MLP."""
-    w = layer.mlp
-    return [w.gate, w.down] if isinstance(w, MoeWeights) else [rank.gate_up for rank in w]
 
 
 def _residual_arguments(config: ModelConfig, weights: ResidualWeights) -> dict[str, Any]:
@@ -292,7 +276,7 @@ def _attend(ops: OpTable, q: Tensor, batch: Batch, shared: dict[str, Any]) -> It
         yield ops["mla_attend_sequence"](q=q[rows.rows], block_table=rows.block_table, start=rows.start, **shared)
 
 
-def _mlp(config: ModelConfig, ops: OpTable, layer: LayerWeights, x: Tensor, overlap: Overlap) -> Tensor:
+def _mlp(config: ModelConfig, ops: OpTable, layer: LayerWeights, x: Tensor) -> Tensor:
     """The dense MLP or the latent MoE, reduced over ranks: bf16 [n, H]."""
     activation = {"beta": config.situ_beta, "linear_beta": config.situ_linear_beta}
     w = layer.mlp
@@ -302,21 +286,14 @@ def _mlp(config: ModelConfig, ops: OpTable, layer: LayerWeights, x: Tensor, over
         )
         return dense
     logits, z = ops["moe_front"](x=x, gate_weight=w.gate, down_weight=w.down)
-    overlap.fetch(w.up)
-
-    def routed_experts() -> list[Tensor]:
-        ids, scores = ops["route"](
-            logits=logits, bias=w.bias, top_k=config.experts_per_token, scaling=config.routed_scaling_factor
-        )
-        return [
-            ops["experts"](z=z, ids=ids, weights=scores, w13=w13, w2=w2, **activation)
-            for w13, w2 in zip(w.w13, w.w2, strict=True)
-        ]
-
-    def shared_expert() -> list[Tensor]:
-        return [ops["shared_expert"](x=x, gate_up=rank.gate_up, down=rank.down, **activation) for rank in w.shared]
-
-    routed, shared = overlap.both(routed_experts, shared_expert)
+    ids, scores = ops["route"](
+        logits=logits, bias=w.bias, top_k=config.experts_per_token, scaling=config.routed_scaling_factor
+    )
+    routed = [
+        ops["experts"](z=z, ids=ids, weights=scores, w13=w13, w2=w2, **activation)
+        for w13, w2 in zip(w.w13, w.w2, strict=True)
+    ]
+    shared = [ops["shared_expert"](x=x, gate_up=rank.gate_up, down=rank.down, **activation) for rank in w.shared]
     delta: Tensor = ops["moe_tail"](
         latent=routed, shared=shared, norm_weight=w.norm, up_weight=w.up, eps=config.rms_norm_eps
     )

@@ -17,14 +17,12 @@ from decode_impl.drafter.drafter import Drafter
 from decode_impl.drafter.model import DrafterModel
 from decode_impl.model import Step, forward
 from decode_impl.ops import OpTable
-from decode_impl.overlap import IN_TURN, Overlap
 from decode_impl.parts import PARTS, PartTable
 from decode_impl.specialized import emulation
 from decode_impl.specialized.graphs import StepGraphs, cuda_capture, shapes
 from decode_impl.specialized.implementation import specialized_ops
 from decode_impl.specialized.plan import Decision, Fallback, require_agreement
 from decode_impl.specialized.requirements import unsupported
-from decode_impl.specialized.side_streams import SideStreams
 from decode_impl.weights import ModelWeights
 
 GENERIC, SPECIALIZED = "generic", "specialized"
@@ -127,9 +125,9 @@ class ModelRunner:
         self.steps[path] += 1
         return StepResult(step.logits, path, batch.logit_counts)
 
-    def _forward(self, ops: OpTable, batch: Batch, overlap: Overlap = IN_TURN) -> Step:
+    def _forward(self, ops: OpTable, batch: Batch) -> Step:
         taps = self.drafter.taps if self.drafter else ()
-        return forward(self.weights, ops, batch, self.latents, self.states, taps, overlap)
+        return forward(self.weights, ops, batch, self.latents, self.states, taps)
 
     @torch.inference_mode()
     def _captured(self) -> StepGraphs:
@@ -140,9 +138,8 @@ class ModelRunner:
                 "graphs need decode_backend latency_specialized on a CUDA device, "
                 f"given are {deployment.decode_backend} and {device.type}; leave graphs out"
             )
-        beside = SideStreams(device)
         return StepGraphs(
-            lambda batch: self._forward(self.paths.specialized, batch, beside),
+            lambda batch: self._forward(self.paths.specialized, batch),
             cuda_capture(device),
             shapes(deployment.max_batch, deployment.drafts),
             deployment.page_tokens,

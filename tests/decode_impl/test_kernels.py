@@ -121,14 +121,3 @@ def test_compiled_for_sm90_at_k3s_shard_sizes_no_kernel_spills() -> None:
     lines = done.stdout.splitlines()
     assert len(lines) >= 2 * len(OPS)
     assert [line for line in lines if " spills 0 " not in line] == []
-
-
-def test_asking_for_weights_takes_whole_pieces_of_what_is_allowed_and_changes_nothing(kernels: OpTable) -> None:
-    from decode_impl.specialized.kernels.fetch import PIECE, fetch_into_l2
-
-    weight = torch.randn(5, 1024).bfloat16()
-    before = weight.clone()
-    assert fetch_into_l2(weight, 10**6) == 5 * 2048 // PIECE * PIECE
-    assert fetch_into_l2(weight, PIECE + 1) == PIECE
-    assert fetch_into_l2(weight, PIECE - 1) == fetch_into_l2(weight[:, :8], 10**6) == 0
-    assert torch.equal(weight, before)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from small_models import HandDriven, prompt_of, weights_of
 from test_speculation import FAST, drafter_of, verify_chunk
-from torch import Tensor
 
 from decode_impl.batch import build_batch
 from decode_impl.deployment import Deployment, DeploymentError
 from decode_impl.model import Step
-from decode_impl.overlap import IN_TURN
 from decode_impl.runner import GENERIC, SPECIALIZED, ModelRunner
 from decode_impl.specialized.graphs import StepGraphs, null_batch, shape_of, shapes
-from decode_impl.weights import MoeWeights
 from numerics.metrics import tensor_hash
 
 DRAFTS = 3
@@ -121,38 +117,3 @@ def test_a_shape_without_a_graph_runs_generic_and_says_so() -> None:
 def test_graphs_where_there_are_none_are_refused(backend: str) -> None:
     with pytest.raises(DeploymentError, match="graphs need decode_backend latency_specialized on a CUDA device"):
         ModelRunner(weights_of(), Deployment(backend, graphs=True))
-
-
-class SecondFirst:
-    """An overlap that runs every second part before the first, and keeps what was to be fetched."""
-
-    def __init__(self) -> None:
-        self.fetched: list[tuple[Tensor, ...]] = []
-        self.ended = 0
-
-    def both(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
-        other = second()
-        return first(), other
-
-    def fetch(self, *weights: Tensor) -> None:
-        self.fetched.append(weights)
-
-    def end(self) -> None:
-        self.ended += 1
-
-
-def test_parts_that_overlap_give_the_same_bits_in_either_order_and_large_weights_are_asked_for_early() -> None:
-    beside, runs = SecondFirst(), []
-    for overlap in (IN_TURN, beside):
-        runner = runner_of()
-        request = HandDriven(runner, prompt_of(40))
-        request.run(30)
-        beside.fetched, beside.ended = [], 0
-        batch = build_batch([request.chunk(1)], 16, 8, pad_to=1)
-        runs.append(runner._forward(runner.paths.specialized, batch, overlap))
-    assert torch.equal(runs[0].logits, runs[1].logits)
-    layers = weights_of().layers
-    # Into attention and into the MLP, and a latent MoE's up-projection.
-    assert len(beside.fetched) == 2 * len(layers) + sum(isinstance(layer.mlp, MoeWeights) for layer in layers)
-    assert all(weight.numel() for weights in beside.fetched for weight in weights)
-    assert beside.ended == 1

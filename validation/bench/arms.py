@@ -14,11 +14,9 @@ from decode_impl.batch import Batch, Chunk, build_batch
 from decode_impl.caches import LatentCache, StateCache
 from decode_impl.model import Step, forward
 from decode_impl.ops import OpTable
-from decode_impl.overlap import IN_TURN, Overlap
 from decode_impl.specialized.contract import batch_bin
 from decode_impl.specialized.graphs import Capture, Shape, StepGraphs, cuda_capture, shape_of
 from decode_impl.specialized.implementation import KERNELS, implementation, specialized_ops
-from decode_impl.specialized.side_streams import SideStreams
 from decode_impl.weights import ModelWeights
 
 PAGE = 64
@@ -26,16 +24,11 @@ PAGE = 64
 
 @dataclass(frozen=True)
 class Tables:
-    """Both arms' ops, how the specialised arm's parts run beside each other, and in words what each one runs."""
+    """Both arms' ops, and in words what each one runs."""
 
     generic: OpTable
     specialised: OpTable
     words: dict[str, str]
-    overlap: Overlap = IN_TURN
-
-    def overlap_of(self, table: OpTable) -> Overlap:
-        """How the parts of an arm with this table run beside each other."""
-        return self.overlap if table is self.specialised else IN_TURN
 
 
 def tables_on(device: torch.device) -> Tables:
@@ -49,25 +42,16 @@ def tables_on(device: torch.device) -> Tables:
     words = {
         "generic": "cuBLAS in BF16; a Triton kernel for each norm, activation, gate, convolution, delta rule and "
         "router, split-KV attention; grouped MXFP4 expert kernels that widen in registers; CUDA graphs",
-        "specialised": "the fused kernels, the shared expert on a second stream, weights fetched early, CUDA graphs",
+        "specialised": "the fused kernels, CUDA graphs",
     }
-    return Tables(gpu.OPS, specialized_ops(device), words, SideStreams(device))
+    return Tables(gpu.OPS, specialized_ops(device), words)
 
 
 class StepArm:
     """One arm's caches, full to `context` tokens a request, and its steps: captured on CUDA, eager elsewhere."""
 
-    def __init__(
-        self,
-        weights: ModelWeights,
-        ops: OpTable,
-        context: int,
-        requests: int,
-        width: int,
-        seed: int,
-        overlap: Overlap = IN_TURN,
-    ) -> None:
-        self.weights, self.ops, self.context, self.width, self.overlap = weights, ops, context, width, overlap
+    def __init__(self, weights: ModelWeights, ops: OpTable, context: int, requests: int, width: int, seed: int) -> None:
+        self.weights, self.ops, self.context, self.width = weights, ops, context, width
         self.device = weights.embedding.device
         self.pages = -(-(context + width) // PAGE)
         self.latents = LatentCache(weights, "fp8", requests * self.pages, PAGE)
@@ -79,7 +63,7 @@ class StepArm:
 
     def eager(self, batch: Batch) -> Step:
         """Run a step, op by op."""
-        return forward(self.weights, self.ops, batch, self.latents, self.states, (), self.overlap)
+        return forward(self.weights, self.ops, batch, self.latents, self.states)
 
     def capture(self, shapes: Sequence[Shape], capture: Capture | None = None) -> None:
         """Capture the steps of these shapes: by `capture`, else as the device can, which a CPU cannot."""

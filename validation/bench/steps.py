@@ -73,8 +73,7 @@ class StepBench:
                 yield Line("generic beside torch.compile", requests, 0, MICROSECONDS, **times, note=note)
 
     def _arm(self, table: OpTable, requests: int, width: int) -> StepArm:
-        overlap = self.tables.overlap_of(table)
-        return StepArm(self.weights, table, self.context, requests, width, self.seed, overlap)
+        return StepArm(self.weights, table, self.context, requests, width, self.seed)
 
     def _measured(self, generic: StepArm, specialised: StepArm, requests: int, drafts: int) -> Iterator[Line]:
         name = "verify step" if drafts else "decode step"
