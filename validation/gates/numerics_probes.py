@@ -104,7 +104,7 @@ def _dcp_units(ops: Sequence[str], deep: bool) -> list[Unit]:
         for fp8 in (False, True)
     ]
     if not deep:
-        shapes = [(4, 3, 8, 1, False, 2), (4, 3, 8, 8, True, 2), (1, 3, 8, 2, False, 8)]
+        shapes = [(4, 3, 8, 1, False, 2), (2, 3, 8, 4, True, 2), (1, 3, 8, 1, False, 8)]
     return [
         Unit("probe-dcp-" + "-".join(map(str, map(int, shape))), {"probe": "dcp", "op": op, **named})
         for op in ops
@@ -175,6 +175,12 @@ PROBES: Mapping[str, Probe] = {
     "coverage": Probe(("route",), _coverage_units, _measure_coverage),
     "limits": Probe(numerics_limits.OPS, numerics_limits.units, numerics_limits.measure),
     "drift": Probe(("kda_step",), numerics_drift.units, numerics_drift.measure),
-    "captured": Probe(tuple(FAMILIES), numerics_captured.units, numerics_captured.measure, NEEDS),
+    # One rank holds every context of the decode that is captured.
+    "captured": Probe(
+        tuple(op for op in FAMILIES if op != "mla_attend_dcp"),
+        numerics_captured.units,
+        numerics_captured.measure,
+        NEEDS,
+    ),
 }
 """Probes by name, cheap ones first."""

@@ -28,7 +28,7 @@ MAX_ROWS = 64
 KDA_HEAD_ROWS = 32
 """Rows times KDA heads of a case at model width, at most: states are the costly part, and heads do not interact."""
 
-RANKS_ROWS = 256
+RANKS_ROWS = 128
 """Rows times ranks of attention over a sharded context, at most: rows and ranks do not interact, and each costs."""
 
 RANKS = (8, 1, 2, 4, 16)
