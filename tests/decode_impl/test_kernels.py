@@ -86,7 +86,7 @@ def test_ranks_are_added_in_the_emulations_order(kernels: OpTable, ranks: int, r
 
 @pytest.mark.parametrize("ranks", [3, 8])
 def test_attention_over_ranks_of_which_some_hold_no_key_stays_within_the_contract(kernels: OpTable, ranks: int) -> None:
-    for family in ("peaks_fp8", "verify_bf16"):
+    for family in ("iid_fp8", "towers_bf16"):
         case = make_case("mla_attend_dcp", {**DIMS, "ranks": ranks, "page_size": 4}, family, 9, 0)
         assert 0 < int(case["lengths"][case["lengths"] > 0].min()) < ranks
         judge("mla_attend_dcp", case, call_on_case(kernels, "mla_attend_dcp", case), family)
