@@ -25,9 +25,10 @@ from torch import Tensor
 from benchmarks.kernels import Bench
 from decode_impl.batch import Batch
 from decode_impl.caches import LatentCache, StateCache
-from decode_impl.config import ModelConfig, k3_shard
+from decode_impl.config import ModelConfig
 from decode_impl.model import Step, forward
 from decode_impl.ops import OpTable
+from decode_impl.presets import k3_shard
 from decode_impl.specialized.contract import BATCH_BINS
 from decode_impl.specialized.graphs import StepGraphs, cuda_capture, null_batch
 from validation.bench.traffic import step_bytes, weight_bytes

@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from decode_impl.config import ConfigError, ModelConfig, read_config
+from decode_impl.config import ModelConfig, read_config
+from decode_impl.config_fields import ConfigError
 from numerics.formats import E8M0_NAN
 
 CONFIG_FILE = "config.json"

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from decode_impl.batch import Chunk
 from decode_impl.caches import LatentCache, StateCache
-from decode_impl.config import K3_MINI, ModelConfig
+from decode_impl.config import ModelConfig
 from decode_impl.deployment import Deployment
 from decode_impl.engine import Engine
+from decode_impl.presets import K3_MINI
 from decode_impl.random_weights import random_checkpoint
 from decode_impl.runner import ModelRunner
 from decode_impl.weights import ModelWeights, shard_weights

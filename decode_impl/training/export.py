@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from decode_impl.config import K3_MINI, ModelConfig
+from decode_impl.config import ModelConfig
+from decode_impl.presets import K3_MINI
 from decode_impl.training.model import KDA, MLA, MLP, K3Text, LatentMoE, Layer, Mixer
 from decode_impl.training.state import load_state
 from decode_impl.training.tokenizer import tokenizer_files

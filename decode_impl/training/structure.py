@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decode_impl.config import K3_MINI
+from decode_impl.presets import K3_MINI
 from decode_impl.training.model import KDA, K3Text, Precision
 from decode_impl.training.state import load_state
 

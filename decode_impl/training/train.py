@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decode_impl.config import K3_MINI
+from decode_impl.presets import K3_MINI
 from decode_impl.training import delta_rule, model
 from decode_impl.training.model import K3Text, Precision
 from decode_impl.training.optimiser import Optimiser

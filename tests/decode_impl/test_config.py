@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from decode_impl.config import K3, K3_MINI, ConfigError, ModelConfig, k3_shard, preset, read_config
+from decode_impl.config import ModelConfig, read_config
+from decode_impl.config_fields import ConfigError
+from decode_impl.presets import K3, K3_MINI, k3_shard, preset
 
 
 def test_k3_has_the_published_sizes() -> None:

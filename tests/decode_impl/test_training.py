@@ -10,7 +10,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from decode_impl.config import K3_MINI, read_config
+from decode_impl.config import read_config
+from decode_impl.presets import K3_MINI
 from decode_impl.training.delta_rule import chunked_delta_rule, unit_lower_inverse
 from decode_impl.training.export import export_tensors, write_checkpoint
 from decode_impl.training.model import K3Text, Precision

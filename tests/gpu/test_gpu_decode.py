@@ -10,9 +10,9 @@ from torch import Tensor
 
 from decode_impl import generic
 from decode_impl.batch import Chunk
-from decode_impl.config import K3_MINI
 from decode_impl.deployment import Deployment
 from decode_impl.ops import OpTable, call_on_case
+from decode_impl.presets import K3_MINI
 from decode_impl.random_weights import random_checkpoint
 from decode_impl.runner import ModelRunner
 from decode_impl.specialized import emulation

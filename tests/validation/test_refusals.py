@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from toy_commandline import CommandLine
 
-from decode_impl.config import K3_MINI, ConfigError, read_config
+from decode_impl.config import read_config
+from decode_impl.config_fields import ConfigError
+from decode_impl.presets import K3_MINI
 from validation import version
 from validation.errors import UsageError
 from validation.profile import load_profile

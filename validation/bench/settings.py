@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from decode_impl.config import K3_MINI, ConfigError, ModelConfig, k3_shard
+from decode_impl.config import ModelConfig
+from decode_impl.config_fields import ConfigError
+from decode_impl.presets import K3_MINI, k3_shard
 from decode_impl.specialized.contract import MAX_DRAFTS, MAX_ROWS, MIN_DRAFTS
 from validation.errors import UsageError
 

@@ -95,7 +95,11 @@ def _can_draft(context: Context) -> bool:
 
 
 def _sick_state(parts: Ops) -> Ops:
-    class Sick(parts["state_cache"]):  # type: ignore[misc, name-defined]
+    return {"state_cache": _with_nan_in_one_slot(parts["state_cache"])}
+
+
+def _with_nan_in_one_slot(right: Any) -> Any:
+    class Sick(right):  # type: ignore[misc]
         given = 0
 
         def allocate(self) -> int:
@@ -105,11 +109,15 @@ def _sick_state(parts: Ops) -> Ops:
             self.given += 1
             return slot
 
-    return {"state_cache": Sick}
+    return Sick
 
 
 def _sick_drafter(parts: Ops) -> Ops:
-    class Sick(parts["drafter"]):  # type: ignore[misc, name-defined]
+    return {"drafter": _with_nan_in_its_first_rows(parts["drafter"])}
+
+
+def _with_nan_in_its_first_rows(right: Any) -> Any:
+    class Sick(right):  # type: ignore[misc]
         seen = False
 
         def observe(self, taps: Any, positions: Any, indices: Any) -> None:
@@ -119,4 +127,4 @@ def _sick_drafter(parts: Ops) -> Ops:
             self.seen = True
             super().observe(taps, positions, indices)
 
-    return {"drafter": Sick}
+    return Sick

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from decode_impl.checkpoint import Checkpoint
-from decode_impl.config import K3_MINI
+from decode_impl.presets import K3_MINI
 from decode_impl.random_weights import random_checkpoint
 
 MINIATURE = replace(

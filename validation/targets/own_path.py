@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from decode_impl.batch import Chunk
-from decode_impl.config import ConfigError, ModelConfig, preset
+from decode_impl.config import ModelConfig
+from decode_impl.config_fields import ConfigError
 from decode_impl.deployment import Deployment, DeploymentError
+from decode_impl.presets import preset
 from decode_impl.specialized.implementation import CAPABILITY
 from decode_impl.specialized.plan import plan
 from decode_impl.specialized.requirements import unsupported

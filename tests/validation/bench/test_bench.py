@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from decode_impl import generic
-from decode_impl.config import K3_MINI
 from decode_impl.model import Step
+from decode_impl.presets import K3_MINI
 from decode_impl.specialized import emulation
 from decode_impl.specialized.contract import batch_bin
 from decode_impl.weights import ModelWeights
