@@ -20,7 +20,8 @@ from validation.gates.numerics import NumericsGate
 from validation.gates.numerics_judge import ROUTER_SCORE_ULPS, ROUTER_WEIGHT_FLOOR
 from validation.record import gate_doc
 from validation.targets.base import ArmConfig, Capability
-from validation.targets.builtin import BuiltinArm, BuiltinTarget
+from validation.targets.builtin import BuiltinTarget
+from validation.targets.builtin_arm import BuiltinArm
 from validation.verdict import Verdict
 
 SETTINGS: dict[str, Any] = {

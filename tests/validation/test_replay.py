@@ -21,7 +21,8 @@ from validation.replay import earlier_failures, with_replays
 from validation.runner import Request, run
 from validation.storage import RunFolder
 from validation.targets.base import ArmConfig
-from validation.targets.builtin import BuiltinArm, BuiltinTarget
+from validation.targets.builtin import BuiltinTarget
+from validation.targets.builtin_arm import BuiltinArm
 
 PROFILE: dict[str, Any] = {
     "description": "one op, in a moment",
