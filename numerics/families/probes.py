@@ -79,22 +79,24 @@ def attention_grid(
 def sharded_grid(
     page: int, table_pages: int, rows: int, query_length: int, fp8: bool, ranks: int, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """As `attention_grid`, of `mla_attend_dcp`: every context from 1 token to two pages of all ranks and one token.
+    """As `attention_grid`, of `mla_attend_dcp`: every context from 1 token to a split and a page of all ranks and one
+    token more.
 
     A planted key is the first or the last, at either side of where a page or a split of all ranks ends, or the oldest
     that is some rank's newest, and the one before it: whose rank then has a key less.
     """
     split = split_length(rows, table_pages, page) * ranks
+    longest = split + page * ranks + 1
     peaks = [
         (start, peak)
-        for start in range(1, 2 * page * ranks + 3 - query_length)
+        for start in range(1, longest + 2 - query_length)
         for peak in sorted({*_boundaries(start, page * ranks, split), *_turns(start, ranks)})
     ]
     requests = rows // query_length
     for first in range(0, len(peaks), requests):
         chosen = [peaks[(first + i) % len(peaks)] for i in range(requests)]
         draw = Draw(f"sharded grid/{page}/{table_pages}/{ranks}/{first}", seed)
-        held = 2 * ranks + 1
+        held = -(-longest // page)
         yield sharded(draw, _grid_case(draw, page, held, held, query_length, fp8, chosen), ranks, table_pages)
 
 

@@ -191,17 +191,20 @@ def test_the_grid_goes_through_every_context_and_boundary() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_the_sharded_grid_goes_through_every_context_every_page_s_end_and_every_turn_of_the_owners(ranks: int) -> None:
-    page, seen = 2, set()
-    tokens = page * ranks
-    for case in sharded_grid(page, 3, 4, 1, False, ranks, 0):
+def test_the_sharded_grid_goes_through_every_context_and_plants_keys_at_pages_splits_and_turns_of_the_owners(
+    ranks: int,
+) -> None:
+    page, seen = 1, set()
+    tokens, split = page * ranks, 4 * page * ranks
+    for case in sharded_grid(page, 6, 4, 1, False, ranks, 0):
         pools = [case[f"cache.{rank}"] for rank in range(ranks)]
         for row, (length, table) in enumerate(zip(case["lengths"].tolist(), case["block_table"], strict=True)):
             keys = in_order([pool[table].flatten(0, 1) for pool in pools])[:length].float()
             seen.add((length, int((keys @ case["q"][row, 0].float()).argmax())))
-    assert {length for length, _ in seen} == set(range(1, 2 * tokens + 2))
-    for length in range(1, 2 * tokens + 2):
+    assert {length for length, _ in seen} == set(range(1, split + tokens + 2))
+    for length in range(1, split + tokens + 2):
         wanted = {0, length - 1, ranks - 1, ranks, length - ranks - 1, length - ranks, tokens - 1, tokens}
+        wanted |= {split - 1, split, split + tokens - 1, split + tokens}
         assert {p for p in wanted if 0 <= p < length} <= {peak for at, peak in seen if at == length}
 
 

@@ -95,16 +95,11 @@ DCP_SHAPE = (*GRID_SHAPE, "ranks")
 
 
 def _dcp_units(ops: Sequence[str], deep: bool) -> list[Unit]:
-    shapes = [
-        (page, table, rows, query, fp8, ranks)
-        for ranks, page in ((2, 4), (2, 16), (3, 2), (8, 1), (8, 4))
-        for table in (3, 16)
-        for rows in (8, 64)
-        for query in range(1, 9)
-        for fp8 in (False, True)
-    ]
-    if not deep:
-        shapes = [(4, 3, 8, 1, False, 2), (2, 3, 8, 4, True, 2), (1, 3, 8, 1, False, 8)]
+    shapes = [(1, 6, 8, 1, False, 2), (1, 6, 8, 4, True, 2), (1, 6, 8, 1, False, 4)]
+    if deep:
+        shapes = [
+            (page, 6, 8, query, query == 2, ranks) for page, ranks in ((2, 2), (2, 3), (1, 8)) for query in (1, 2, 8)
+        ]
     return [
         Unit("probe-dcp-" + "-".join(map(str, map(int, shape))), {"probe": "dcp", "op": op, **named})
         for op in ops
@@ -114,7 +109,7 @@ def _dcp_units(ops: Sequence[str], deep: bool) -> list[Unit]:
 
 
 def _measure_dcp(unit: Unit, context: Context) -> dict[str, Json]:
-    """Every context up to two pages of all ranks and one token, with a planted key wherever a share changes."""
+    """Every context up to a split and a page of all ranks, with a planted key wherever a rank's share changes."""
     baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
     page, table, rows, query, fp8, ranks = (unit.params[name] for name in DCP_SHAPE)
     cases = [
