@@ -1,4 +1,4 @@
-"""Routed experts in MXFP4, W4A16: grouping, FC1 with SiTU, FC2, sum over slots. Three launches for one row, four above.
+"""Routed experts in MXFP4, W4A16: grouping, FC1 with SiTU, FC2, sum over slots. Two launches for one row, four above.
 
 - z: bf16 [n, L], rows at any stride; ids: i64 [n, k], distinct within a row; weights: f32 [n, k].
 - w13: codes u8 [E, 2I, L/2], gate rows first, scales u8 [E, 2I, L/32]; w2: [E, L, I'/2] and [E, L, I'/32], I' >= I;
@@ -8,6 +8,7 @@
 - Scratch: hidden bf16 [n*k, I]; results bf16 [n*k, L]; FC1's split-K partials where few tokens would leave
   multiprocessors idle.
 - Rounded to BF16: hidden, each slot's result, and the latent. The sum over slots is FP32, in slot order.
+- One row: of the CTAs that compute its slots, the one that arrives last at a tile of L adds them, in slot order.
 - A *pair* is one slot of one row. Pairs of one expert are computed together, 8 to a block, so that its weights are
   read once per block: the order is by expert, then by pair. Who else is in a block changes no bit of a pair.
 """
@@ -178,7 +179,11 @@ def fc2_kernel(
     codes_ptr,
     scale_ptr,
     result_ptr,
+    weights_ptr,
+    out_ptr,
+    counter_ptr,
     latent,
+    TOP_K: tl.constexpr,
     WIDTH: tl.constexpr,
     CODE_STRIDE: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
@@ -202,18 +207,30 @@ def fc2_kernel(
         )  # fmt: skip
         inside = (tl.arange(0, PAIRS) < count)[None, :] & (n < latent)[:, None]
         tl.store(result_ptr + pair.to(tl.int64)[None, :] * latent + n[:, None], bf16(acc), mask=inside)
+        if not GROUPED:
+            if arrived_last(counter_ptr, tile, TOP_K):
+                _add_slots(result_ptr, weights_ptr, out_ptr, n, latent, TOP_K, BLOCK_N, ".cg")
+
+
+@triton.jit
+def _add_slots(
+    result_ptr, weights_ptr, out_ptr, i, latent, TOP_K: tl.constexpr, BLOCK: tl.constexpr, CACHE: tl.constexpr
+):
+    """The weighted sum over the slots of one row, in slot order, at columns `i`."""
+    inside = i < latent
+    total = tl.zeros([BLOCK], tl.float32)
+    for slot in tl.static_range(TOP_K):
+        x = f32(tl.load(result_ptr + slot * latent + i, mask=inside, other=0.0, cache_modifier=CACHE))
+        total += x * tl.load(weights_ptr + slot)
+    tl.store(out_ptr + i, bf16(total), mask=inside)
 
 
 @triton.jit
 def slots_kernel(result_ptr, weights_ptr, out_ptr, weights_stride, latent, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (rows, tiles of L): the weighted sum over slots, in slot order."""
+    """Grid (rows, tiles of L)."""
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < latent
-    total = tl.zeros([BLOCK], tl.float32)
-    for slot in tl.static_range(TOP_K):
-        x = f32(tl.load(result_ptr + (row * TOP_K + slot) * latent + i, mask=inside, other=0.0))
-        total += x * tl.load(weights_ptr + row * weights_stride + slot)
-    tl.store(out_ptr + row * latent + i, bf16(total), mask=inside)
+    results, weights = result_ptr + row * TOP_K * latent, weights_ptr + row * weights_stride
+    _add_slots(results, weights, out_ptr + row * latent, i, latent, TOP_K, BLOCK, "")
 
 
 def experts(
@@ -278,7 +295,11 @@ def experts(
         w2.packed,
         w2.scale,
         results,
+        weights,
+        out,
+        counters(z, triton.cdiv(latent, _BLOCK_N)),
         latent,
+        TOP_K=top_k,
         WIDTH=width,
         CODE_STRIDE=w2.packed.shape[2],
         SCALE_STRIDE=w2.scale.shape[2],
@@ -289,8 +310,9 @@ def experts(
         STAGES=4,
         num_warps=4,
     )
-    block = 256
-    slots_kernel[rows, triton.cdiv(latent, block)](
-        results, weights, out, weights.stride(0), latent, TOP_K=top_k, BLOCK=block, num_warps=2
-    )
+    if grouped:
+        block = 256
+        slots_kernel[rows, triton.cdiv(latent, block)](
+            results, weights, out, weights.stride(0), latent, TOP_K=top_k, BLOCK=block, num_warps=2
+        )
     return out
