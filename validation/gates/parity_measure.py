@@ -104,8 +104,8 @@ def measure_parity(
     """Decode all sequences in groups of `batch`, baseline, candidate and floor side by side; plain JSON statistics.
 
     No logits are kept: each step's are reduced to a few figures per token at once. `caches` are the kinds that the
-    arms let be read. With `drafts` the candidate runs verify steps, another number of drafts right in each; baseline and
-    floor decode token by token all the same.
+    arms let be read. With `drafts` the candidate runs verify steps, another number of drafts right in each; baseline
+    and floor decode token by token all the same.
     """
     seen = {"candidate": _Seen(caches), "floor": _Seen(caches)}
     before = arms.candidate.counters()
