@@ -19,6 +19,7 @@ from validation.errors import UsageError
 from validation.faults.base import ENGINE, Fault
 from validation.faults.catalogue import FAULTS
 from validation.fuzz.case import Arrive, Case, Steps, Take, as_json, from_json
+from validation.fuzz.corners import corners
 from validation.fuzz.files import Subject, read, write_failure
 from validation.fuzz.search import Searched, search
 from validation.fuzz.texts import TEXT_LENGTH, TEXTS, random_texts
@@ -162,6 +163,34 @@ def test_rows_of_another_request_are_known_for_what_they_are() -> None:
     assert healthy().findings(case) == []
     messages = trial.findings(case)
     assert any("they are those of text 0 after 1 tokens" in message for message in messages), messages
+
+
+LATE = {
+    "prefix-partial-match": "a prompt that shares one block of a longer cached one",
+    "prefix-key-by-length": "a prompt of a cached one's length",
+    "batch-one-token-prefill-stale": "two prompts of one token at once, after another request",
+    "batch-table-cut": "a decode on the last page",
+    "verify-null-slot-written": "verify steps with a null request",
+    "verify-null-conv-written": "verify steps with a null request",
+    "dcp-written-by-next-rank": "contexts dealt out to two ranks",
+    "dcp-gathered-by-rank": "contexts dealt out to two ranks",
+}
+"""Faults for which drawn schedules need luck, and the corner that shows them."""
+
+
+def test_healthy_engines_pass_every_corner_which_take_no_more_steps_than_a_few_cases() -> None:
+    start = healthy().steps.total()
+    assert {name: healthy().findings(case) for name, case in corners()} == {name: [] for name, _ in corners()}
+    assert healthy().steps.total() - start < 100
+
+
+@pytest.mark.parametrize(("fault", "corner"), LATE.items(), ids=list(LATE))
+def test_a_fault_that_needs_luck_is_found_by_its_corner_and_shrunk(fault: str, corner: str) -> None:
+    assert broken(fault).findings(dict(corners())[corner])
+    found = search(broken(fault), 0, STEPS, first=[case for _, case in corners()])
+    assert found.failure is not None
+    assert found.failure.found_after < 100
+    assert len(found.failure.case.operations) <= OPERATIONS
 
 
 def test_verify_steps_are_played_with_every_number_of_right_drafts() -> None:

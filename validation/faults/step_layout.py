@@ -186,7 +186,7 @@ def _swapped(right: Any) -> Any:
 
 @BATCH(
     "batch-table-cut",
-    "the page table has room for four pages",
+    "the page table has room for two pages",
     kind=Kind.INDEX,
     sources="kind of M78",
     missed_by="short contexts",
@@ -195,7 +195,7 @@ def _cut(right: Any) -> Any:
     def faulty(*args: Any, **options: Any) -> Any:
         batch = right(*args, **options)
         table = batch.block_table.clone()
-        table[:, 4:] = table[:, 3:4]
+        table[:, 2:] = table[:, 1:2]
         return replace(batch, block_table=table)
 
     return faulty

@@ -13,6 +13,9 @@ from validation.targets.schedule import NO_DRAFTS, Abort, Event, Preempt, Run, S
 MOST_OPERATIONS = 100
 """Operations of a case that a file may hold; those drawn have a fifth of it."""
 
+PAGE = 16
+"""Tokens of a page of the engines that play cases."""
+
 LONGEST_PROMPT, MOST_TOKENS = 64, 14
 MOST_DRAFTS, MOST_STEPS, MOST_BATCH = 7, 50, 8
 
@@ -50,7 +53,10 @@ Operation = Arrive | Steps | Take
 
 @dataclass(frozen=True)
 class Case:
-    """Options as in `Schedule`, and the operations in order. After the last one all requests run to their end."""
+    """Options as in `Schedule`, and the operations in order. After the last one all requests run to their end.
+
+    `context_ranks`: ranks over which the candidate deals out every context (1: none).
+    """
 
     operations: tuple[Operation, ...]
     max_batch: int = 3
@@ -60,6 +66,7 @@ class Case:
     prefix_snapshots: int = 0
     drafts: int = 0
     poisoned: bool = False
+    context_ranks: int = 1
 
     def arrivals(self) -> list[Arrive]:
         """The requests, in order: number i is called `r<i>`."""
@@ -67,7 +74,11 @@ class Case:
 
     def schedule(self, texts: Sequence[Sequence[int]]) -> Schedule:
         """What a target plays."""
-        options = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "operations"}
+        own = ("operations", "context_ranks")
+        options = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in own}
+        # With contexts dealt out a page holds a row of every rank, and prefixes end at pages.
+        page = PAGE * self.context_ranks
+        options["prefix_block"] = -(-self.prefix_block // page) * page
         return Schedule((*self._events(texts), Run()), lenient=True, verify_caches=True, **options)
 
     def _events(self, texts: Sequence[Sequence[int]]) -> Iterator[Event]:
@@ -140,8 +151,8 @@ def _option(name: str, value: object) -> object:
     if name not in _OPTIONS:
         raise UsageError(f"the case has an option {name!r}; there are {', '.join(_OPTIONS)} and poisoned")
     number = _whole(name, value, *_OPTIONS[name])
-    if name == "prefix_block" and number % 16:
-        raise UsageError(f"prefix_block is {number}, a multiple of 16 is needed")
+    if name == "prefix_block" and number % PAGE:
+        raise UsageError(f"prefix_block is {number}, a multiple of {PAGE} is needed")
     return number
 
 
@@ -160,7 +171,7 @@ _RANGES = {
     "count": (0, MOST_STEPS),
     "request": (0, MOST_OPERATIONS),
 }
-LEAST_PAGES = -(-TEXT_LENGTH // 16)
+LEAST_PAGES = -(-TEXT_LENGTH // PAGE)
 """The longest request alone needs so many pages."""
 _OPTIONS = {
     "max_batch": (1, MOST_BATCH),
@@ -169,4 +180,5 @@ _OPTIONS = {
     "prefix_block": (16, 64),
     "prefix_snapshots": (0, 64),
     "drafts": (0, MOST_DRAFTS),
+    "context_ranks": (1, 2),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -35,9 +36,18 @@ class Searched:
     failure: Failure | None
 
 
-def search(trial: Trial, first_seed: int, steps: int, shrink_steps: int = SHRINK_STEPS) -> Searched:
-    """Play cases until so many engine steps have run or one fails, and shrink that. Same arguments, same outcome."""
+def search(
+    trial: Trial, first_seed: int, steps: int, shrink_steps: int = SHRINK_STEPS, first: Iterable[Case] = ()
+) -> Searched:
+    """Play the cases of `first`, then cases drawn, until so many engine steps have run or one fails, and shrink that.
+
+    Same arguments, same outcome.
+    """
     start, played, number = trial.steps.total(), 0, 0
+    for case in first:
+        played += 1
+        if trial.findings(case):
+            return Searched(played, trial.steps.total() - start, _least(trial, case, trial.steps.total() - start))
     while trial.steps.total() - start < steps:
         one = _Round(trial, start + steps, shrink_steps)
         failure = one.run(first_seed * 10_000 + number, start)
@@ -45,6 +55,12 @@ def search(trial: Trial, first_seed: int, steps: int, shrink_steps: int = SHRINK
         if failure:
             return Searched(played, failure.found_after, failure)
     return Searched(played, trial.steps.total() - start, None)
+
+
+def _least(trial: Trial, case: Case, found_after: int) -> Failure:
+    """A failing case by hand, without the operations that its failure does not need."""
+    case = _Round(trial, 0, 0).without_idle(case)
+    return Failure(case, tuple(trial.findings(case)), found_after)
 
 
 class _Broken(Exception):
@@ -85,11 +101,11 @@ class _Round:
             hold()
         except _Broken:
             assert self._least is not None
-            least = self._without_idle(self._least)
+            least = self.without_idle(self._least)
             return Failure(least, self._known[least], self._first_failure - start)
         return None
 
-    def _without_idle(self, case: Case) -> Case:
+    def without_idle(self, case: Case) -> Case:
         """The case without the operations that its failure does not need: those drawn are four at least."""
         for place in reversed(range(len(case.operations))):
             shorter = replace(case, operations=case.operations[:place] + case.operations[place + 1 :])

@@ -71,4 +71,5 @@ def cases() -> st.SearchStrategy[Case]:
         prefix_snapshots=st.sampled_from((4, 0, 8, 2)),
         drafts=st.sampled_from((0, 3, 0, 3, 0, 4, 5, 6, 7)),
         poisoned=st.booleans(),
+        context_ranks=st.sampled_from((1, 1, 1, 1, 1, 1, 1, 2)),
     )

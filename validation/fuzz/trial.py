@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from validation.errors import describe
 from validation.fuzz.case import Case
@@ -25,7 +25,8 @@ class Trial:
 
     def findings(self, case: Case) -> list[str]:
         """Every breach of the case; none where it is kept."""
-        arm = self.target.open(self.candidate)
+        ranks = case.context_ranks
+        arm = self.target.open(replace(self.candidate, tensor_parallel=ranks, context_parallel=ranks))
         try:
             played = arm.generate(case.schedule(self.reference.texts))
         except TargetError:

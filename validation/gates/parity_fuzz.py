@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from validation.fuzz.case import Case
+from validation.fuzz.corners import corners
 from validation.fuzz.files import Subject, document
 from validation.fuzz.search import search
 from validation.fuzz.trial import Trial, prepare
@@ -14,10 +15,10 @@ from validation.gates import parity_containment, parity_rejection, parity_sample
 from validation.gates.base import Context, Finding, Table, Unit
 from validation.targets.optional import Accepting
 
-VERIFY = "verify-counts"
-"""The unit of every number of drafts with every number of them accepted."""
+VERIFY, CORNERS = "verify-counts", "corners"
+"""The units of every number of drafts with every number of them accepted, and of the cases by hand."""
 
-EXACT = (parity_rejection.UNIT, parity_sampler.UNIT, parity_containment.UNIT, VERIFY)
+EXACT = (parity_rejection.UNIT, parity_sampler.UNIT, parity_containment.UNIT, CORNERS, VERIFY)
 """Units that are asked wherever there is fuzzing, and need no draw of a schedule."""
 
 
@@ -50,8 +51,8 @@ def measure_fuzz(unit: Unit, context: Context) -> dict[str, Any]:
     if kind == parity_sampled.UNIT:
         return _sampled(context)
     trial = prepare(context.target, context.baseline, context.candidate, True, context.seed)
-    if kind == VERIFY:
-        return {"fuzz": VERIFY, **_verify_steps(trial, context)}
+    if kind in (VERIFY, CORNERS):
+        return {"fuzz": kind, **_played(trial, context, verify_cases() if kind == VERIFY else corners())}
     found = search(trial, context.seed * 1000 + kind, context.settings["fuzz_steps"])
     failure = found.failure
     return {
@@ -102,16 +103,16 @@ def _kept(context: Context, case: Case | None, findings: Sequence[str]) -> dict[
     return {"operations": len(case.operations), "replay": document(subject, case, findings)}
 
 
-def _verify_steps(trial: Trial, context: Context) -> dict[str, Any]:
-    cases, findings, failing = 0, list[str](), None
-    for name, case in verify_cases():
+def _played(trial: Trial, context: Context, named: Iterable[tuple[str, Case]]) -> dict[str, Any]:
+    start, cases, findings, failing = trial.steps.total(), 0, list[str](), None
+    for name, case in named:
         cases += 1
         own = [f"{name}: {message}" for message in trial.findings(case)]
         failing = failing or (case if own else None)
         findings += own
     return {
         "cases": cases,
-        "steps": trial.steps.total(),
+        "steps": trial.steps.total() - start,
         "findings": findings[:_FINDINGS],
         **_kept(context, failing, findings[:_FINDINGS]),
     }

@@ -1,0 +1,28 @@
+"""Cases by hand that a search plays before it draws any: corners which random schedules reach late or never.
+
+Each is the least case of a public bug's kind. A new one belongs here when a fault needed luck to be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from validation.fuzz.case import LONGEST_PROMPT, MOST_TOKENS, Arrive, Case, Steps
+
+ENOUGH = Steps(20)
+"""So many steps that the request before them has ended."""
+
+
+def corners() -> Iterator[tuple[str, Case]]:
+    """Named cases, cheapest first."""
+    shared = Arrive(0, 40, 2), ENOUGH, Arrive(1, 20, 4)
+    yield "a prompt that shares one block of a longer cached one", Case(shared, prefix_snapshots=8)
+    stranger = Arrive(0, 33, 2), ENOUGH, Arrive(3, 33, 4)
+    yield "a prompt of a cached one's length", Case(stranger, prefix_snapshots=8)
+    ones = Arrive(3, 12, 4), ENOUGH, Arrive(0, 1, 4), Arrive(2, 1, 4)
+    yield "two prompts of one token at once, after another request", Case(ones, max_batch=2)
+    yield "a decode on the last page", Case((Arrive(0, LONGEST_PROMPT, MOST_TOKENS),), max_batch=1)
+    drafting = tuple(Arrive(text, 1, 9, (3, 1)) for text in (0, 2, 3))
+    yield "verify steps with a null request", Case(drafting, max_batch=3, drafts=3, poisoned=True)
+    dealt = Arrive(0, 30, 6), Steps(2), Arrive(3, 33, 5), ENOUGH, Arrive(0, 36, 4)
+    yield "contexts dealt out to two ranks", Case(dealt, prefix_snapshots=4, context_ranks=2)
