@@ -65,6 +65,37 @@ def test_a_catalogue_fault_reaches_the_workers() -> None:
     assert seen == [[fault.id for fault in chosen]] * 2
 
 
+def test_workers_stay_for_the_next_gate_and_a_dead_one_is_replaced() -> None:
+    executor = LocalProcesses(2)
+
+    def pids(units: list[Unit]) -> set[int]:
+        outcomes = list(executor.measure(Fragile(), units, context()))
+        return {outcome.result["pid"] for outcome in outcomes if isinstance(outcome, Measured)}
+
+    first = pids(UNITS[:2] * 2)
+    assert pids(UNITS[:2] * 2) <= first
+    pids(UNITS[1:3])  # kills one
+    assert len(pids(UNITS[:2] * 2) - first) <= 1
+    executor.close()
+    assert not any(_runs(pid) for pid in first)
+
+
+def test_a_gate_is_given_its_own_context_by_workers_that_had_another() -> None:
+    executor = LocalProcesses(2)
+    for chosen in (tuple(FAULTS.values())[:2], (), tuple(FAULTS.values())[2:3]):
+        outcomes = list(executor.measure(Fragile(), UNITS[:2], context(chosen)))
+        seen = [outcome.result["faults"] for outcome in outcomes if isinstance(outcome, Measured)]
+        assert seen == [[fault.id for fault in chosen]] * 2
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_no_worker_outlives_a_caller_that_stops_asking() -> None:
     outcomes = LocalProcesses(2).measure(Fragile(), UNITS[:2] * 2, context())
     first = next(outcomes)
