@@ -55,8 +55,12 @@ def call_on_case(ops: OpTable, name: str, case: Mapping[str, Any], in_place: boo
     between its rows reaches the op as such a view, of a copy of all that it is a view of.
 
     Raises:
-        KeyError: the path has no such op.
+        LookupError: the path has no such op, or `OUTPUTS` does not say what it returns.
     """
+    if name not in ops:
+        raise LookupError(f"op {name} has no entry in this path's table OPS: see docs/extending.md for the tables")
+    if name not in OUTPUTS:
+        raise LookupError(f"op {name} has no entry in OUTPUTS of decode_impl/ops.py")
     pools = {pool: case[pool] if in_place else _copied(case[pool]) for pool in POOLS.get(name, ())}
     result = ops[name](**_arguments({**case, **pools}))
     returned = result if isinstance(result, tuple) else (result,)

@@ -29,17 +29,19 @@ every slot then differs from every other while its keys stay those of the histor
 class Kind:
     """How a family's tokens look. `dt`: range of dt_bias, so decay; `rank`: number of different keys (0:
     all differ); `beta`: mean and deviation of the raw beta; `history`: tokens before the case; `faint`:
-    factor on q and k of the heads of even index, whose norms then meet the constant under their root."""
+    factor on q and k of the heads of even index, whose norms then meet the constant under their root; `rate`: range of
+    A_log, of which a head has one."""
 
     dt: tuple[float, float]
     rank: int = 0
     beta: tuple[float, float] = (0.0, 1.0)
     history: int = 24
     faint: float = 1.0
+    rate: tuple[float, float] = (-0.3, 0.3)
 
 
 KINDS = {
-    "iid": Kind(dt=(-2.0, 3.0)),
+    "iid": Kind(dt=(-2.0, 3.0), rate=(-2.0, 2.8)),
     "low_rank_slow_decay": Kind(dt=(-9.0, -6.0), rank=4, beta=(1.0, 1.0), history=64),
     "equal_keys": Kind(dt=(-9.0, -6.0), rank=1, beta=(6.0, 0.3), history=24),
     "decay_near_one": Kind(dt=(-16.0, -13.0), history=48),
@@ -170,7 +172,7 @@ def stream_of(draw: Draw, dims: Dims, family: str, rows: int) -> Stream:
     weights = {
         "f_b": draw.bf16(D, d, std=0.5 * d**-0.5),
         "conv_weight": taps,
-        "A_log": draw.uniform(-0.3, 0.3, h),
+        "A_log": draw.uniform(*kind.rate, h),
         "dt_bias": draw.uniform(*kind.dt, D),
         "lower_bound": turned(draw, rows, LOWER_BOUND),
         "norm_weight": draw.bf16(d, std=0.1, mean=1.0),

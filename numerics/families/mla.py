@@ -23,12 +23,17 @@ PEAK_SCORE = 18.0
 softmax."""
 TOWER_SCORE = 300.0
 """Score beyond what exp (88) and exp2 (127) hold in FP32: only a softmax that subtracts its maximum survives it."""
+PIT_SCORE = -200.0
+"""Score of every key of the `pits` families: below what exp2 holds in FP32, so that a maximum that starts at 0 leaves
+nothing."""
+PIT_QUERY = 24.0
+"""Element of a query, beyond the values' columns, that takes a key down there."""
 LONG_PAGES = (65, 80)
 """Pages of the longest request of the `long` families."""
 ROOM = (1, 3, 5)
 """Width of a block table in requests as long as the longest: an engine's has room for the longest that it allows, and
 the splits of the context follow from that."""
-VERIFY_WIDTHS = (2, 4, 6, 8)
+VERIFY_WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 LOUD = 400.0
 """Factor that takes a channel of magnitude 1 beyond E4M3's 448 times either scale."""
 
@@ -95,7 +100,7 @@ def mla_query(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
 def mla_attend(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     """Strongly ragged lengths: 1, page - 1, page, page + 1, many pages, and 0 (a padded row).
 
-    `verify`: requests of 2, 4, 6 or 8 (drawn) consecutive tokens, each token a row that sees one key more; the last
+    `verify`: requests of 2 to 8 (drawn) consecutive tokens, each token a row that sees one key more; the last
     request may be cut short by the number of rows. `long`: the first request has 65 to 80 pages."""
     width = VERIFY_WIDTHS[draw.one(0, len(VERIFY_WIDTHS))] if family.startswith("verify") else 1
     owners = [row // width for row in range(rows)]
@@ -150,6 +155,8 @@ def _attention(
     if family == "saturating_fp8":
         # Where q is loud the keys are faint and the other way round, so that scores stay moderate.
         q[..., :2], q[..., 2:6] = LOUD * draw.signs(rows, h, 2), 0.01
+    elif family.startswith("pits"):
+        q[..., -1] = PIT_QUERY
     elif family.startswith("subnormals"):
         q = draw.with_subnormals(q)
     table, pages = _block_table(draw, lengths, page, turned(draw, rows, ROOM))
@@ -160,6 +167,8 @@ def _attention(
             keys[:, :2], keys[:, 2:6] = 0.01, LOUD * draw.signs(length, 4)
         elif family.startswith("subnormals") and length:
             keys = draw.with_subnormals(keys)
+        elif family.startswith("pits"):
+            keys[:, -1] = PIT_SCORE / softmax_scale / PIT_QUERY
         elif family.startswith(("peaks", "towers", "verify", "long")) and length:
             score = TOWER_SCORE if family.startswith("towers") else PEAK_SCORE
             _plant_peaks(keys, q[queries[request]], page, score / softmax_scale)
@@ -209,7 +218,16 @@ def _plant_peaks(keys: Tensor, q: Tensor, page: int, score: float) -> None:
         keys[j] = peak if i < len(places) else keys[j] + peak
 
 
-_SEQUENCE = ("iid_bf16", "iid_fp8", "peaks_bf16", "peaks_fp8", "towers_bf16", "saturating_fp8", "subnormals_bf16")
+_SEQUENCE = (
+    "iid_bf16",
+    "iid_fp8",
+    "peaks_bf16",
+    "peaks_fp8",
+    "towers_bf16",
+    "pits_bf16",
+    "saturating_fp8",
+    "subnormals_bf16",
+)
 
 FAMILIES = {
     "mla_query": ("iid_bf16", "iid_fp8", "saturating_fp8", "faint_bf16", "subnormals_bf16"),

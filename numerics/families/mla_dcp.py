@@ -58,5 +58,5 @@ def _write(pool: Tensor, pages: Tensor, keys: Tensor) -> None:
 
 
 FAMILIES = {
-    "mla_attend_dcp": ("iid_bf16", "iid_fp8", "towers_bf16", "long_fp8", "verify_bf16", "verify_fp8"),
+    "mla_attend_dcp": ("iid_bf16", "iid_fp8", "towers_bf16", "pits_bf16", "long_fp8", "verify_bf16", "verify_fp8"),
 }

@@ -12,11 +12,13 @@ from numerics.families.constants import BETA, EPS, LINEAR_BETA, SCALING, turned
 from numerics.families.dims import Dims
 from numerics.families.draw import Draw
 from numerics.families.linear import product_inputs, rank_partials
-from numerics.formats import E2M1_VALUES, E8M0_NAN, MXFP4_BLOCK
+from numerics.formats import E2M1_VALUES, E8M0_NAN, MXFP4_BLOCK, bf16
 
 LARGE = 32.0
 """Factor on the first weights of the `large_situ` families: |g| and |u| then reach 10 to 100, where SiTU
 saturates at its two betas and SiLU, its look-alike near 0, does not."""
+DEEP, LOUD = 30, 10
+"""Binades of `wide_range`: a block scale of 2^-30 and less is beyond FP16, a weight of 2^-10 beyond what shows."""
 UNUSED_SCALE = 190
 """E8M0 scale (2^63) of experts that no row chose."""
 
@@ -34,7 +36,8 @@ def route(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     row 0 the first, the last and those at either side of a multiple of 256, where a block of threads ends.
     `saturated`: logits x 30; a sigmoid in FP32 is exactly 1 above 17. `exact_ties`: few different scores;
     the last row is all zero. `tiny_scores`: sigmoid around 1e-8 under a bias around 12, so that a score
-    recovered as (s + b) - b is lost."""
+    recovered as (s + b) - b is lost. `negative_scores`: every score is below 0 with its bias. `vanishing_scores`: in one
+    row of two no sigmoid is above 0 in FP32, in the other their sum is about the constant that is added to it."""
     E = dims["num_experts"]
     logits, bias, scaling = draw.normal(rows, E, std=1.5), draw.normal(E, std=0.1), turned(draw, rows, SCALING)
     if family == "close_scores":
@@ -58,6 +61,12 @@ def route(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
         logits = draw.normal(rows, E, std=0.5, mean=-18.0)
         # Steps far above an FP32 ULP at 12 (1e-6): which experts are chosen is then not in doubt.
         bias = 12 + draw.permutation(E).float() / 128
+    elif family == "negative_scores":
+        bias = bias - 2.0
+    elif family == "vanishing_scores":
+        logits = draw.normal(rows, E, std=0.5, mean=-46.0)
+        logits[::2] = draw.normal(len(logits[::2]), E, std=0.5, mean=-200.0)
+        bias = draw.permutation(E).float() / 128
     return {"logits": logits, "bias": bias, "top_k": dims["num_experts_per_token"], "scaling": scaling}
 
 
@@ -65,7 +74,10 @@ def experts(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     """`scattered_scales`: block scales over 12 binades, so that one out of place is gross. `one_set`:
     every row chose the same experts, in another order. `coordinate_scales`: no scale equals that of a neighbouring
     expert, row or block, so that a wrong stride or order moves every value. `padded_blocks`: w2 has one block more than
-    the expert's width, of random codes under the scale NaN. Experts that no row chose hold garbage."""
+    the expert's width, of random codes under the scale NaN. `wide_range`: every other block of z and of the weights
+    that meet it is 2^30 times larger and smaller, the others the other way round; experts of odd id are 2^10 times as
+    loud as the others and weighed by as much less; and what they give is about 2^-40. Experts that no row chose hold
+    garbage."""
     held, k = dims["experts_held"], dims["num_experts_per_token"]
     L, I = dims["routed_expert_hidden_size"], dims["moe_intermediate_size"]
     ids = _expert_ids(draw, held, k, rows, one_set=family == "one_set")
@@ -82,14 +94,18 @@ def experts(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
         # Columns beyond the expert's width, as a width below a block's multiple leaves them: never to be read.
         w2_packed = torch.cat([w2_packed, draw.bytes(held, L, MXFP4_BLOCK // 2)], -1)
         w2_scale = torch.cat([w2_scale, torch.full((held, L, 1), E8M0_NAN, dtype=torch.uint8)], -1)
+    weights = draw.uniform(0.2, 1.0, rows, k)
+    weights[:, 0] *= 8.0
+    weights = weights / weights.sum(-1, keepdim=True) * turned(draw, rows, SCALING)
+    if family == "wide_range":
+        z, w13_scale, w2_scale, weights = _over_a_wide_range(z, w13_scale, w2_scale, weights, ids)
     unused = torch.ones(held, dtype=torch.bool)
     unused[ids.unique()] = False
     w13_scale[unused], w2_scale[unused] = UNUSED_SCALE, UNUSED_SCALE
-    weights = draw.uniform(0.2, 1.0, rows, k)
     return {
         "z": z,
         "ids": ids,
-        "weights": weights / weights.sum(-1, keepdim=True),
+        "weights": weights,
         "w13_packed": w13_packed,
         "w13_scale": w13_scale,
         "w2_packed": w2_packed,
@@ -151,6 +167,17 @@ def _coordinate_coded(scale: Tensor) -> Tensor:
     return (middle - 6 + (5 * e + 3 * n + b) % 13).to(torch.uint8)
 
 
+def _over_a_wide_range(
+    z: Tensor, w13_scale: Tensor, w2_scale: Tensor, weights: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """z, scales and weights of family `wide_range`; powers of two, so that they round as the given ones do."""
+    binades = torch.where(torch.arange(w13_scale.shape[-1]) % 2 == 0, DEEP, -DEEP)
+    z = bf16(z.double() * (2.0 ** binades.double()).repeat_interleave(MXFP4_BLOCK))
+    loud = torch.where(torch.arange(w2_scale.shape[0]) % 2 == 1, LOUD, 0)
+    w2 = (w2_scale.long() - DEEP - LOUD + loud[:, None, None]).to(torch.uint8)
+    return z, (w13_scale.long() - binades).to(torch.uint8), w2, weights * 2.0 ** -loud[ids].float()
+
+
 def _mxfp4(draw: Draw, E: int, N: int, K: int, gain: float, spread: int) -> tuple[Tensor, Tensor]:
     """Random codes and scales: packed u8 [E, N, K/2] and scale u8 [E, N, K/32], for products of magnitude
     `gain`.
@@ -176,6 +203,8 @@ FAMILIES = {
         "saturated",
         "exact_ties",
         "tiny_scores",
+        "negative_scores",
+        "vanishing_scores",
     ),
     "experts": (
         "iid",
@@ -183,6 +212,7 @@ FAMILIES = {
         "coordinate_scales",
         "padded_blocks",
         "large_situ",
+        "wide_range",
         "one_set",
         "subnormals",
     ),

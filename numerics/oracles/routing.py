@@ -97,5 +97,6 @@ def _weight_error(s: Tensor, ids: Tensor, weights: Tensor, scaling: float, judge
     expected = route_weights(s, ids, scaling)[judged]
     if not expected.numel():
         return 0.0
-    error = (weights.double()[judged] - expected).abs() / expected
+    # FP32 holds nothing below its least normal number to a relative error, and a path may have 0 there.
+    error = (weights.double()[judged] - expected).abs() / expected.clamp_min(2.0**-126)
     return float(error.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
