@@ -16,6 +16,7 @@ from validation.faults.catalogue import FAULTS
 from validation.gates.base import Context, GateResult
 from validation.gates.evals import EvalsGate
 from validation.gates.evals_report import result
+from validation.mutation.measure import asked
 from validation.record import gate_doc
 from validation.reports.text import markdown
 from validation.targets.base import ArmConfig, Capability, Counters
@@ -47,8 +48,8 @@ def context(given: dict[str, Any], *faults: str) -> Context:
 
 
 def measured(given: dict[str, Any], *faults: str) -> Results:
-    asked = context(given, *faults)
-    return {unit.id: GATE.measure(unit, asked) for unit in GATE.plan(asked)}
+    own = context(given, *faults)
+    return {unit.id: GATE.measure(unit, own) for unit in GATE.plan(own)}
 
 
 @cache
@@ -234,3 +235,13 @@ def test_a_published_set_that_is_not_there_is_refused_before_anything_is_measure
     given = {**ONE, "origin": "published", "data_dir": str(tmp_path)}
     with pytest.raises(ValueError, match=r"huggingface\.co/datasets/Idavidrein/gpqa .*--data-dir"):
         GATE.arms(context(given))
+
+
+def test_mutate_sees_no_fault_where_there_is_none_and_answers_that_are_none_where_there_are() -> None:
+    """Units of evals are judged together: alone, each would say that the others' questions have no answers."""
+    for faults, says in (((), "missed"), (("eval-error-is-answer",), "caught")):
+        own = context(THREE, *faults)
+        answer = asked(GATE, GATE.plan(own), own)
+        assert answer["says"] == says, answer
+        assert answer["units"] == len(GATE.plan(own))
+    assert answer["reason"].startswith("no verdict: ")

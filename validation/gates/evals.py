@@ -29,6 +29,9 @@ class EvalsGate:
     layer = 5
     question = "Is the accuracy of the answers within the margin of the baseline's?"
     needs: frozenset[Capability] = frozenset()
+    units_alone = False
+    """A score is that of all answers: no unit can be judged by itself."""
+
     cost = "two answers to every question; half a minute in small, minutes to decide two points, hours to decide one"
 
     def settings_error(self, settings: Mapping[str, Json]) -> str | None:

@@ -102,22 +102,42 @@ def waits(fault: Fault, gates: Collection[str]) -> bool:
 
 
 def asked(gate: Gate, units: Sequence[Unit], context: Context) -> dict[str, Json]:
-    """The gate's verdict on each unit alone, in order, until one fails: plain JSON with the finding that failed it."""
+    """The gate's verdict on each unit alone, in order, until one fails; on all of them where its units belong together.
+
+    Plain JSON with the finding that failed it.
+    """
+    together = not getattr(gate, "units_alone", True)
+    results: dict[str, Any] = {}
     seconds = 0.0
     for tried, unit in enumerate(units, 1):
         outcome = measure_unit(gate, unit, context)
+        said = {"units": tried, "unit": unit.id}
         if isinstance(outcome, Failed):
             broken = {"broken": True} if outcome.error.startswith(f"{BrokenFault.__name__}:") else {}
-            error = {"says": ERROR, "units": tried, "unit": unit.id, "reason": outcome.error, "seconds": seconds}
-            return {**error, **broken}
+            return {"says": ERROR, **said, "reason": outcome.error, "seconds": seconds, **broken}
         seconds += outcome.seconds
+        results = {**(results if together else {}), unit.id: cast(dict[str, Any], unpacked(outcome.result))}
+        if together and tried < len(units):
+            continue
         try:
-            judged = gate.judge({unit.id: cast(dict[str, Any], unpacked(outcome.result))}, context)
+            reason = _seen(gate, results, context)
         except Exception as error:
-            return {"says": ERROR, "units": tried, "unit": unit.id, "reason": describe(error), "seconds": seconds}
-        # Red without a finding means that nothing was judged here: that is no evidence against the fault. A gate that
-        # refuses to decide and says what is wrong (answers that are none, say) has seen it.
-        if judged.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE) and judged.findings:
-            reason = ("" if judged.verdict is Verdict.FAIL else "no verdict: ") + judged.findings[0].message
-            return {"says": CAUGHT, "units": tried, "unit": unit.id, "reason": one_line(reason), "seconds": seconds}
+            return {"says": ERROR, **said, "reason": describe(error), "seconds": seconds}
+        if reason:
+            return {"says": CAUGHT, **said, "reason": one_line(reason), "seconds": seconds}
     return {"says": MISSED, "units": len(units), "seconds": seconds}
+
+
+def _seen(gate: Gate, results: Mapping[str, dict[str, Any]], context: Context) -> str:
+    """The first finding of a gate that turns red, empty where it does not.
+
+    Red without a finding means that nothing was judged here: that is no evidence against the fault. A gate that was
+    given all its units, refuses to decide and says what is wrong (answers that are none, say) has seen the fault; with
+    one unit alone it may lack the others only.
+    """
+    judged = gate.judge(results, context)
+    if not judged.findings or judged.verdict not in (Verdict.FAIL, Verdict.INCONCLUSIVE):
+        return ""
+    if judged.verdict is Verdict.FAIL:
+        return judged.findings[0].message
+    return "" if getattr(gate, "units_alone", True) else f"no verdict: {judged.findings[0].message}"
