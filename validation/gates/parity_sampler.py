@@ -30,13 +30,17 @@ SETTINGS = ((0.5, 1.0), (1.0, 1.0), (2.0, 1.0), (1.0, 0.7))
 SEEDS, POSITIONS, VOCABULARY = 250, 8, 5
 """Draws of a row: every position of every seed."""
 
+SPREAD = 0.75
+"""Logits lie so far to either side of 0: at every temperature no token is rare."""
+
 LEAST_EXPECTED = 5.0
 """Expected count of a cell that is judged (Cochran, 1954)."""
 
 
 def measure_sampler(arm: Accepting, seed: int) -> list[dict[str, Any]]:
     """Plain JSON: for every setting and question a p-value; rows that must be refused or pointed at, as 0 or 1."""
-    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    logits = torch.linspace(-SPREAD, SPREAD, VOCABULARY)[order]
     asked = []
     for temperature, top_p in SETTINGS:
         draws = np.array(
@@ -66,10 +70,7 @@ def _exact(logits: NDArray[np.float64], temperature: float, top_p: float) -> NDA
 
 
 def _frequencies(draws: NDArray[np.int64], exact: NDArray[np.float64]) -> float:
-    seen, expected = np.bincount(draws.ravel(), minlength=len(exact)), exact * draws.size
-    if seen[expected == 0].any():
-        return 0.0
-    return _p_value(seen[expected > 0], expected[expected > 0])
+    return _p_value(np.bincount(draws.ravel(), minlength=len(exact)), exact * draws.size)
 
 
 def _pairs(draws: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -81,17 +82,21 @@ def _pairs(draws: NDArray[np.int64]) -> NDArray[np.int64]:
 def _independence(pairs: NDArray[np.int64], exact: NDArray[np.float64]) -> float:
     size = len(exact)
     seen = np.bincount(pairs[:, 0] * size + pairs[:, 1], minlength=size * size)
-    expected = np.outer(exact, exact).ravel() * len(pairs)
-    judged = expected >= LEAST_EXPECTED
-    # What is rare is judged together, so that no draw is left out.
-    rest = [seen[~judged].sum()], [expected[~judged].sum()]
-    return _p_value(np.concatenate((seen[judged], rest[0])), np.concatenate((expected[judged], rest[1])))
+    return _p_value(seen, np.outer(exact, exact).ravel() * len(pairs))
 
 
 def _p_value(seen: NDArray[Any], expected: NDArray[np.float64]) -> float:
-    judged = expected > 0
-    statistic = float(((seen - expected)[judged] ** 2 / expected[judged]).sum())
-    return float(chi2.sf(statistic, max(1, int(judged.sum()) - 1)))
+    """Of a chi-square test over cells of LEAST_EXPECTED and more; what is rarer is judged with the rarest of those."""
+    if seen[expected == 0].any():
+        return 0.0
+    order = np.argsort(-expected)
+    kept = int((expected >= LEAST_EXPECTED).sum())
+    if kept < 2:
+        raise ValueError(f"{int(seen.sum())} draws are too few for a chi-square test over {len(seen)} cells")
+    cells = [(seen[i], expected[i]) for i in order[: kept - 1]]
+    cells.append((seen[order[kept - 1 :]].sum(), expected[order[kept - 1 :]].sum()))
+    statistic = sum((count - mean) ** 2 / mean for count, mean in cells)
+    return float(chi2.sf(statistic, kept - 1))
 
 
 def _certain(arm: Accepting) -> Iterator[dict[str, Any]]:
@@ -108,7 +113,7 @@ def _certain(arm: Accepting) -> Iterator[dict[str, Any]]:
 def _refused(arm: Accepting, row: torch.Tensor, temperature: float) -> str:
     try:
         arm.sample(row, temperature, 1.0, 0, 0)
-    except Exception as error:  # how a target refuses is its own affair
+    except ValueError as error:
         return describe(error)
     return ""
 

@@ -60,7 +60,7 @@ class Accepting(Protocol):
         """The token drawn from a row of logits, f32 [vocab], at a position of a request with this seed.
 
         Raises:
-            Exception: of the target's own; the row holds NaN or infinity.
+            ValueError: the row holds NaN or infinity.
         """
         ...
 
