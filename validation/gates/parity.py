@@ -203,9 +203,10 @@ def _schedule_summary(played: Mapping[str, Mapping[str, Json]], fuzzed: Mapping[
 
 
 def _units(settings: Mapping[str, Json]) -> list[Unit]:
+    """The costliest last, which processes start first: the largest batches."""
     return [
-        *cell_units(settings),
-        *(Unit(f"schedule-{name}", {"schedule": name}) for name in settings.get("schedules", [])),
-        *fuzz_units(settings),
         *(Unit(name, {"control": name}) for name in settings.get("controls", [])),
+        *fuzz_units(settings),
+        *(Unit(f"schedule-{name}", {"schedule": name}) for name in settings.get("schedules", [])),
+        *cell_units(settings),
     ]
