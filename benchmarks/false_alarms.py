@@ -1,13 +1,16 @@
 """How often a clean candidate is called wrong: a premerge run in small on many seeds, none of which may turn red.
 
 A small but honest part of the premerge profile is judged once per seed: every op at one batch bin with families in
-turn, over shapes at another bin, and a probe (the grid of small attentions among them); parity of one cell and two of
-its schedules of requests; long answers. Any seven seeds see all bins, any six all probes and schedules, any dozen all
-families. `--gates` leaves parts out. Results go to one JSON line per seed, so a run that is stopped goes on where it
-was. With 0 red of N seeds the rate of false alarms is below 3/N at 95 % confidence.
+turn, over shapes at another bin, and a probe (the grid of small attentions among them); parity of one cell, of another
+with drafts or with contexts over two ranks in turn, and two of its schedules of requests; long answers. Every third
+seed asks sampler, acceptance, containment, all drafts with all counts accepted, the cases by hand and a little
+fuzzing. Any seven seeds see all bins and schedules, any eight all cells in both cache formats and all probes, any dozen
+all families. `--gates` leaves parts out. Results go to one JSON line per seed, so a run that is stopped goes on where
+it was. With 0 red of N seeds the rate of false alarms is at most 1 - 0.05^(1/N) at 95 % confidence, which is exact
+(Clopper and Pearson).
 
     python -m benchmarks.false_alarms [--seeds 200] [--first 0] [--workers 2] [--out runs/false_alarms.jsonl]
-        [--gates numerics parity schedules stability]
+        [--gates numerics parity schedules fuzz stability]
 """
 
 from __future__ import annotations
@@ -33,10 +36,22 @@ from validation.targets.builtin import BuiltinTarget
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 RED = {"FAIL", "ERROR"}
-PARTS = ("numerics", "parity", "schedules", "stability")
-"""What a seed can be judged on; `schedules` are the parity gate's, judged with its cell."""
+PARTS = ("numerics", "parity", "schedules", "fuzz", "stability")
+"""What a seed can be judged on; `schedules` and `fuzz` are the parity gate's, judged with its cells."""
 
 CELL: dict[str, Any] = {"tensor_parallel": [1], "batches": [8]}
+OTHERS: tuple[dict[str, Any], ...] = (
+    {**CELL, "drafts": 7},
+    {**CELL, "tensor_parallel": [2], "context_parallel": 2, "drafts": 3},
+    {**CELL, "tensor_parallel": [2], "context_parallel": 2},
+    {**CELL, "drafts": 4},
+)
+"""Cells that the parity gate judges in turn, besides one of whole contexts without drafts."""
+
+FUZZED_EVERY = 3
+"""Of so many seeds one asks what the parity gate asks where it fuzzes."""
+
+FUZZ: dict[str, Any] = {"fuzz_seeds": 1, "fuzz_steps": 40}
 STABILITY: dict[str, Any] = {
     "chains": 2,
     "chain_tokens": 40,
@@ -66,23 +81,27 @@ def numerics_settings(seed: int) -> dict[str, Any]:
     }
 
 
-def parity_settings(seed: int, schedules: bool) -> dict[str, Any]:
-    """One cell, its cache format in turn, and two of the schedules where asked for."""
+def parity_settings(seed: int, parts: Collection[str]) -> dict[str, Any]:
+    """One cell and another in turn, their cache format in turn, two of the schedules and fuzzing where asked for."""
     names = tuple(SCENARIOS)
+    cache_dtype = ("fp8", "bf16")[seed // len(OTHERS) % 2]
+    fuzzed = "fuzz" in parts and seed % FUZZED_EVERY == 0
+    schedules = [names[(2 * seed + i) % len(names)] for i in (0, 1)]
     return {
         "prompt_length": 24,
         "decode_length": 8,
         "min_sequences": 8,
-        "schedules": [names[(2 * seed + i) % len(names)] for i in (0, 1)] if schedules else [],
-        "cells": [{"kv_cache_dtype": ("fp8", "bf16")[seed % 2], **CELL}],
+        "schedules": schedules if "schedules" in parts else [],
+        "cells": [{"kv_cache_dtype": cache_dtype, **cell} for cell in (CELL, OTHERS[seed % len(OTHERS)])],
+        **(FUZZ if fuzzed else {}),
     }
 
 
 def settings_of(seed: int, parts: Collection[str]) -> dict[str, dict[str, Any]]:
     """Settings by gate."""
     settings = {"numerics": numerics_settings(seed)} if "numerics" in parts else {}
-    if "parity" in parts or "schedules" in parts:
-        settings["parity"] = parity_settings(seed, "schedules" in parts)
+    if {"parity", "schedules", "fuzz"} & set(parts):
+        settings["parity"] = parity_settings(seed, parts)
     return settings | ({"stability": STABILITY} if "stability" in parts else {})
 
 
@@ -124,6 +143,11 @@ def _entries(lines: list[str]) -> Iterator[dict[str, Any]]:
             continue
 
 
+def largest_rate(runs: int) -> float:
+    """The rate of red runs at which none of `runs` is red with a probability of 5 %: the exact upper bound."""
+    return float(1 - 0.05 ** (1 / runs))
+
+
 def statement(results: Mapping[int, dict[str, Any]]) -> str:
     """What the results show, with its bound. A run without a decision is no false alarm, and is counted apart."""
     said = {seed: set(r["verdicts"].values()) for seed, r in results.items()}
@@ -137,7 +161,7 @@ def statement(results: Mapping[int, dict[str, Any]]) -> str:
     seconds = sum(r["seconds"] for r in results.values()) / len(results)
     return (
         f"0 of {len(results)} clean runs red{without} ({cases} numerics cases, {seconds:.0f} core seconds a run); "
-        f"the rate of false alarms is below {3 / len(results):.2%} of such runs at 95 % confidence"
+        f"the rate of false alarms is at most {largest_rate(len(results)):.2%} of such runs at 95 % confidence"
     )
 
 

@@ -230,13 +230,15 @@ PROFILE_WITH_PLOT = PROFILE.replace("[gates.error]", "[gates.error]\nplot = true
 
 
 def note_or_die(unit: str) -> None:
-    """Note in the file TOY_LOG that the unit is being measured; die or be interrupted at the unit TOY_KILL_AT."""
+    """Note in the file TOY_LOG that the unit is being measured; die, be terminated or interrupted at the unit named."""
     log = os.environ.get("TOY_LOG")
     if log:
         with Path(log).open("a") as file:
             file.write(f"{unit}\n")
     if os.environ.get("TOY_KILL_AT") == unit:
         os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get("TOY_TERMINATE_AT") == unit:
+        os.kill(os.getpid(), signal.SIGTERM)
     if os.environ.get("TOY_INTERRUPT_AT") == unit:
         raise KeyboardInterrupt
 

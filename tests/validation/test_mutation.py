@@ -19,7 +19,6 @@ import torch
 from small_k3 import small_target
 from toy_commandline import CommandLine
 
-from validation.cli.mutating import one_of_each
 from validation.faults.base import Fault
 from validation.faults.catalogue import FAULTS
 from validation.gates.base import Context
@@ -251,13 +250,6 @@ def test_nothing_measured_is_not_sound() -> None:
 def test_one_gate_that_catches_is_enough(says: tuple[str, str], outcome: Outcome) -> None:
     said = {gate: {"says": word, "reason": "r"} for gate, word in zip(("error", "costly"), says, strict=True)}
     assert row_of(COLUMN, said, ["error", "costly"]).outcome is outcome
-
-
-def test_smoke_takes_one_fault_of_every_layer_and_kind() -> None:
-    chosen = one_of_each(list(FAULTS.values()))
-    pairs = [(fault.layer, fault.kind) for fault in chosen if fault.injectable]
-    assert len(pairs) == len(set(pairs)) == len({(f.layer, f.kind) for f in FAULTS.values() if f.injectable})
-    assert {f.id for f in FAULTS.values() if not f.injectable} <= {f.id for f in chosen}
 
 
 def test_faults_of_one_component_are_neighbours() -> None:

@@ -160,10 +160,15 @@ def mutate(
 
     [bold]Examples[/bold]
 
-    decodegate mutate                                every fault, every gate; minutes
-    decodegate mutate --profile smoke                one fault of every layer and kind
-    decodegate mutate --fault kda-delta-dropped      one fault
-    decodegate mutate --resume 20260102-030405-abcdef   finish a stopped run, with the same options
+    decodegate mutate                                   every fault, every gate; tens of minutes
+    decodegate mutate --profile smoke                   one fault of every layer, below
+    decodegate mutate --fault kda-delta-dropped         one fault
+    decodegate mutate --resume 20260102-030405-abcdef   finish a stopped run as it was started
+
+    [bold]Smoke[/bold]
+
+    With --profile smoke, one fault of every layer that numerics, parity or sync sees is asked of the one unit that sees
+    it: in two minutes it shows that the gates look at every layer, not how much of it they see.
 
     [bold]Exit codes[/bold]
 

@@ -20,11 +20,19 @@ measured only while the same gates are green without a fault.
 
 ```sh
 decodegate mutate                             # all faults: matrix.html, matrix.md and matrix.json in runs/<id>/
-decodegate mutate --profile smoke             # one fault of every layer and kind
+decodegate mutate --profile smoke             # one fault of every layer: do the gates see anything at all? 2 minutes
 decodegate mutate --fault kda-delta-dropped   # one fault
 decodegate run --fault kda-delta-dropped      # the whole report of a run with that fault in it
 decodegate faults --markdown > docs/faults.md # write this page again
 ```
+
+The smoke subset is one fault of every layer that the gates numerics, parity or sync see, and each is asked of the one
+unit that sees it (the list is `validation/mutation/smoke.py`); only these units must be green without a fault. It takes
+about 100 seconds of a core. It shows that a gate still looks at every layer; how much of a layer it sees is what the
+whole run says. Layers that stability or evals alone see, and the lengths of contexts, are not in it.
+
+A run prints its folder first. One that was stopped, by Ctrl-C, SIGTERM or a dead machine, goes on with
+`decodegate mutate --resume ID`: what was asked for is in the folder, and an option that contradicts it is refused.
 
 The last measured matrix is kept in [measurements/](measurements/) (`*-detection-matrix.md`).
 [extending.md](extending.md) shows how to add a fault.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from validation.jsonio import digest, named, pretty
 from validation.mutation.matrix import Matrix, row_of
 from validation.mutation.measure import HEALTHY, MutationGate
 from validation.mutation.plan import can_see, components_first, units_for
-from validation.mutation.request import started_with
+from validation.mutation.request import OPTIONS, started_with
+from validation.mutation.smoke import Looks, OneLook, used
 from validation.profile import Profile, check_settings
 from validation.record import UnitResult, arm_doc
 from validation.storage import RunFolder, new_run_id
@@ -28,13 +30,20 @@ from validation.version import code_version
 Told = Callable[[str, int, int], None]
 """Is told of every finished fault: its id, how many are done, of how many."""
 
+Opened = Callable[[RunFolder], None]
+"""Is told of the run's folder before anything is measured."""
+
 MATRIX = "matrix.json"
 _GATE = "mutate"
 
 
 @dataclass(frozen=True)
 class MutationRequest:
-    """What to inject, which gates to ask, with the settings of which profile."""
+    """What to inject, which gates to ask, with the settings of which profile.
+
+    `looks`: the one unit that is asked about each fault; None: every unit that can see it. `options`: what the run's
+    folder keeps for its resumption.
+    """
 
     profile_name: str
     profile: Profile
@@ -43,6 +52,8 @@ class MutationRequest:
     seed: int = 0
     first_only: bool = False
     command: tuple[str, ...] = ()
+    looks: Looks | None = None
+    options: Mapping[str, Json] = field(default_factory=dict)
 
 
 def mutate(
@@ -53,6 +64,7 @@ def mutate(
     resume: str | None = None,
     executor: Executor | None = None,
     told: Told = lambda fault, done, total: None,
+    opened: Opened = lambda folder: None,
 ) -> tuple[RunFolder, Matrix]:
     """Inject every fault that can be, ask the gates, and keep everything in `<out>/<id>/`.
 
@@ -68,16 +80,22 @@ def mutate(
     folder = RunFolder.find(out, resume) if resume is not None else RunFolder.create(out, new_run_id(datetime.now(UTC)))
     with folder.lock():
         started_with(folder, _asked_for(request, target), resuming=resume is not None)
+        opened(folder)
         try:
             said = _said(request, target, folder, executor or InProcess(), told)
         except KeyboardInterrupt:
             folder.log("interrupted")
-            again = f"decodegate mutate --resume {folder.run_id}"
-            raise RunInterrupted(f"interrupted; go on with the same options and: {again}") from None
+            raise RunInterrupted(f"interrupted; go on with: {resumption(folder)}") from None
         matrix = _matrix(request, target, folder.run_id, said)
         folder.write(pretty(named(matrix.as_json())), MATRIX)
         folder.log(f"mutation score {matrix.score()}")
     return folder, matrix
+
+
+def resumption(folder: RunFolder) -> str:
+    """The command that goes on with a run."""
+    out = "" if str(folder.path.parent) == "runs" else f" --out {shlex.quote(str(folder.path.parent))}"
+    return f"decodegate mutate --resume {folder.run_id}{out}"
 
 
 def _said(
@@ -87,6 +105,8 @@ def _said(
     gates = by_layer(list(request.gates))
     settings = {gate.name: request.profile.gates[gate.name] for gate in gates}
     gate = MutationGate(settings, target, request.first_only)
+    if request.looks is not None:
+        gate = OneLook(settings, target, request.first_only, looks=request.looks)
     context = Context(
         target=target,
         baseline=request.profile.baseline.arm("baseline"),
@@ -95,7 +115,11 @@ def _said(
         settings={},
     )
     faults = [fault for fault in components_first(request.faults) if fault.injectable]
-    units = [Unit(HEALTHY, {"units": _used(gates, settings, faults, context)}), *(Unit(f.id) for f in faults)]
+    healthy = _used(gates, settings, faults, context)
+    if request.looks is not None:
+        healthy = {name: used(request.looks, name) for name in settings}
+    # The healthy run is the costliest of all; an executor of several processes starts with what is last.
+    units = [*(Unit(f.id) for f in faults), Unit(HEALTHY, {"units": healthy})]
     identities = {unit.id: _identity(request, gate, unit, context) for unit in units}
     said: dict[str, Mapping[str, Json]] = {}
     for unit in units:
@@ -145,6 +169,7 @@ def _identity(request: MutationRequest, gate: MutationGate, unit: Unit, context:
             "arms": [arm_doc(context.baseline), arm_doc(context.candidate)],
             "settings": named(gate.settings),
             "first": request.first_only,
+            "look": list(request.looks.get(unit.id, ())) if request.looks is not None else None,
             "unit": [unit.id, named(unit.params)],
         }
     )
@@ -186,6 +211,7 @@ def _asked_for(request: MutationRequest, target: Target) -> dict[str, Json]:
         "faults": sorted(fault.id for fault in request.faults),
         "seed": request.seed,
         "--stop-at-first": request.first_only,
+        OPTIONS: dict(request.options),
         "model": dict(target.fingerprint()),
         "version": code_version(),
         "commit": here.git_commit,
