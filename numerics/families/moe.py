@@ -36,8 +36,8 @@ def route(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     row 0 the first, the last and those at either side of a multiple of 256, where a block of threads ends.
     `saturated`: logits x 30; a sigmoid in FP32 is exactly 1 above 17. `exact_ties`: few different scores;
     the last row is all zero. `tiny_scores`: sigmoid around 1e-8 under a bias around 12, so that a score
-    recovered as (s + b) - b is lost. `negative_scores`: every score is below 0 with its bias. `vanishing_scores`: in one
-    row of two no sigmoid is above 0 in FP32, in the other their sum is about the constant that is added to it."""
+    recovered as (s + b) - b is lost. `negative_scores`: every score is below 0 with its bias. `vanishing_scores`: in
+    one row of two no sigmoid is above 0 in FP32, in the other their sum is about the constant that is added to it."""
     E = dims["num_experts"]
     logits, bias, scaling = draw.normal(rows, E, std=1.5), draw.normal(E, std=0.1), turned(draw, rows, SCALING)
     if family == "close_scores":

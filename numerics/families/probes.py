@@ -18,6 +18,8 @@ from numerics.families.mla_dcp import sharded
 from numerics.formats import E4M3_NAN, e4m3_encode
 
 CAST_ROWS = 64
+PLANTED = 16
+"""Splits of a long context of which a key is planted, at most; there may be 64, and each one planted is a row more."""
 Q_SCALE, K_SCALE = SCALES[0]
 GRID = {"num_attention_heads": 1, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
 
@@ -74,6 +76,27 @@ def attention_grid(
         chosen = [peaks[(first + i) % len(peaks)] for i in range(requests)]
         draw = Draw(f"grid/{page}/{table_pages}/{first}", seed)
         yield _grid_case(draw, page, table_pages, 3, query_length, fp8, chosen)
+
+
+def long_contexts(
+    page: int, table_pages: int, rows: int, query_length: int, fp8: bool, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Cases of `mla_attend` whose requests fill the block table, so that all splits but the last one are alive.
+
+    Their last page holds one key, or for every other request none: the one before it then ends full. Keys are planted
+    one by one: the newest, and the last ones of `PLANTED` splits all over the context.
+    """
+    split, most = split_length(rows, table_pages, page), (table_pages - 1) * page + 1
+    requests = rows // query_length
+    peaks = []
+    ends = [most - 1, *range((most - 1) // split * split - 1, 0, -split)]
+    for turn, end in enumerate(ends[:: -(-len(ends) // PLANTED)]):
+        start = most - turn % 2 - query_length + 1
+        peaks.append((start, min(end, start - 1)))
+    for first in range(0, len(peaks), requests):
+        chosen = [peaks[(first + i) % len(peaks)] for i in range(requests)]
+        draw = Draw(f"long/{page}/{table_pages}/{first}", seed)
+        yield _grid_case(draw, page, table_pages, table_pages, query_length, fp8, chosen)
 
 
 def sharded_grid(

@@ -24,7 +24,7 @@ _RANKS: Levels = {"ranks": (8, 1, 16, 2, 4)}
 _BLOCKS: Levels = {"blocks_used": (7, 1, 4, 6, 3, 5, 2, 8)}
 
 LEVELS: dict[str, Levels] = {
-    "projection": {"projection_size": (192, 328), "hidden_size": (256, 448)},
+    "projection": {"projection_size": (192, 328), "hidden_size": (256, 7168)},
     "rms_norm": {"hidden_size": (256, 448)},
     "all_reduce": _RANKS,
     "attn_res": _BLOCKS,
@@ -33,6 +33,7 @@ LEVELS: dict[str, Levels] = {
     "kda_verify": _KDA_HEADS | {"verify_width": (8, 3, 5, 2, 7, 4, 6)},
     "mla_query": _HEADS,
     "mla_attend": _HEADS,
+    "mla_attend_dcp": {"ranks": (8, 2), "num_attention_heads": (96, 12), "page_size": (4,)},
     "mla_value": _HEADS,
     "moe_front": {"routed_expert_hidden_size": (96, 160)},
     "route": {"num_experts": (896, 384)},
@@ -40,7 +41,8 @@ LEVELS: dict[str, Levels] = {
     "shared_expert": {"shared_intermediate_size": (384, 96)},
     "moe_tail": _RANKS,
 }
-"""Levels of every op that has rows: heads of one of 8 and one of 16 ranks of K3, ranks and blocks of any number."""
+"""Levels of every op that has rows: heads of one of 8 and one of 16 ranks of K3, of all of them over a sharded context,
+ranks and blocks of any number, and a projection's true input width."""
 
 MOST, FEW = 5, 3
 """Cases of an op at one bin, at most; few of `output_mix`, which is costly and varies in three ways."""

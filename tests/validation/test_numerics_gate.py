@@ -411,3 +411,24 @@ def test_a_clean_run_lists_no_failing_case() -> None:
 )
 def test_a_replay_that_names_no_case_is_explained(case: Any, reason: str) -> None:
     assert reason in (NumericsGate().settings_error({**SETTINGS, "replay": [case]}) or "")
+
+
+def test_settings_that_leave_an_op_without_a_unit_are_refused_with_its_name() -> None:
+    lost = {**SETTINGS, "verify_rows": [32], "verify_widths": [8], "shape_rows": [1], "probes": []}
+    error = NumericsGate().settings_error(lost) or ""
+    assert error.startswith("no unit would measure kda_verify: none of verify_rows [32]")
+    assert "\n" not in error
+    for kept in ({"verify_rows": [8]}, {"verify_steps": [[8, 8]]}, {"shape_rows": [1, 16]}, {"ops": ["kda_step"]}):
+        assert NumericsGate().settings_error({**lost, **kept}) is None
+
+
+@pytest.mark.parametrize("steps", [[[9, 8]], [[4, 9]], [[4]], [[0, 4]], [[4, 4], [4, 4]], "4x8", [[True, 4]]])
+def test_a_verify_step_that_no_bin_holds_is_refused(steps: Any) -> None:
+    assert "verify_steps is" in (NumericsGate().settings_error({**SETTINGS, "verify_steps": steps}) or "")
+
+
+def test_named_verify_steps_come_whatever_the_seed() -> None:
+    for seed in range(4):
+        settings = {**SETTINGS, "ops": ["kda_verify"], "verify_steps": [[8, 8], [16, 4]], "families": "in turn"}
+        ids = {unit.id for unit in NumericsGate().plan(context_of(settings, seed=seed))}
+        assert {"kda_verify-model-n8-w8", "kda_verify-model-n16-w4"} <= ids

@@ -11,7 +11,8 @@ from small_k3 import context_of
 from torch import Tensor
 
 from decode_impl.parallel.context import in_order
-from numerics.families.probes import attention_grid, cast_cases, same_bytes, sharded_grid
+from numerics.contracts.roundings import split_length
+from numerics.families.probes import PLANTED, attention_grid, cast_cases, long_contexts, same_bytes, sharded_grid
 from numerics.formats import e4m3_decode
 from validation.faults.base import Fault
 from validation.gates.base import GateResult
@@ -120,6 +121,24 @@ def wraps_experts(experts: Any) -> Any:
     return faulty
 
 
+def wraps_pages(attend: Any) -> Any:
+    """The byte offset of a page in a rank's pool is computed in 32 bits."""
+
+    def faulty(*, block_table: Tensor, cache: Any, **rest: Any) -> Tensor:
+        size = cache[0][0].numel()
+        offset = (block_table * size + 2**31) % 2**32 - 2**31
+        latent: Tensor = attend(block_table=(offset // size).clamp(min=0), cache=cache, **rest)
+        return latent
+
+    return faulty
+
+
+def merges_32_splits(attend: Any) -> Any:
+    """The merge is one warp: partials from the 33rd on are left out."""
+    merge = attend.__kwdefaults__["merge"]
+    return partial(attend, merge=lambda partials, lse: merge(partials[:, :32], lse[:, :32]))
+
+
 def takes_the_next_rank_for_the_owner(attend: Any) -> Any:
     """Every rank counts its keys as if it came one later: the one that owns the newest does not see it."""
     share = attend.__kwdefaults__["local_lengths"]
@@ -143,10 +162,12 @@ def rounds_the_state(step: Any) -> Any:
         ("cast", "mla_query", truncated),
         ("cast", "mla_query", one_value_wrong),
         ("grid", "mla_attend", forgets_the_key_before_a_page),
+        ("long", "mla_attend", merges_32_splits),
         ("dcp", "mla_attend_dcp", takes_the_next_rank_for_the_owner),
         ("coverage", "route", proposes_the_first_256_only),
         ("limits", "kda_step", wraps_slots),
         ("limits", "experts", wraps_experts),
+        ("limits", "mla_attend_dcp", wraps_pages),
         ("drift", "kda_step", rounds_the_state),
         ("captured", "kda_step", rounds_the_state),
     ],
@@ -188,6 +209,22 @@ def test_the_grid_goes_through_every_context_and_boundary() -> None:
         peaks = {peak for at, peak in seen if at == length}
         assert {0, length - 1} <= peaks
         assert {p for p in (page - 1, page, 2 * page - 1, 2 * page) if p < length} <= peaks
+
+
+@pytest.mark.parametrize(("page", "table", "rows", "query"), [(4, 256, 4, 1), (64, 65, 1, 1), (4, 65, 8, 4)])
+def test_long_contexts_keep_all_splits_but_the_last_alive_and_plant_keys_all_over_them(
+    page: int, table: int, rows: int, query: int
+) -> None:
+    split, peaks, lengths = split_length(rows, table, page), set(), set()
+    for case in long_contexts(page, table, rows, query, False, 0):
+        for row, (length, pages) in enumerate(zip(case["lengths"].tolist(), case["block_table"], strict=True)):
+            assert length > (-(-table * page // split) - 2) * split
+            keys = case["cache"][pages].flatten(0, 1)[:length].float()
+            peaks.add(int((keys @ case["q"][row, 0].float()).argmax()) // split)
+            lengths.add(length % page)
+    assert len(peaks) >= PLANTED // 2
+    assert max(peaks) >= (table - 1) * page // split - 1
+    assert {0, 1} <= lengths
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

@@ -19,8 +19,9 @@ from numerics.families import FAMILIES, MINI, make_case, shapes
 from validation.faults.base import Fault
 from validation.gates.base import Context
 from validation.gates.numerics import NumericsGate
+from validation.gates.numerics_dims import Drawn, dims_of
 from validation.gates.numerics_probes import BINS
-from validation.gates.numerics_units import Drawn, dims_of, with_defaults
+from validation.gates.numerics_units import with_defaults
 from validation.mutation.measure import CAUGHT, ERROR, asked
 from validation.mutation.shared import SharedTarget
 from validation.profile import load_profile

@@ -11,7 +11,7 @@ from torch import Tensor
 from validation.faults import kernels
 from validation.faults.base import GENERIC, Kind, Ops
 from validation.faults.layer import Layer, part_of
-from validation.faults.memory import as_if_dense
+from validation.faults.memory import as_if_dense, as_if_first
 
 LAYER = Layer("KDA inputs")
 
@@ -161,3 +161,14 @@ def _next_row(op: Any, *, proj: Tensor, **rest: Any) -> Any:
 )
 def _dense(op: Any, *, proj: Tensor, **rest: Any) -> Any:
     return op(proj=as_if_dense(proj), **rest)
+
+
+@STEP(
+    "kda-storage-offset",
+    "the KDA projection read from the start of its storage",
+    kind=Kind.LAYOUT,
+    sources="kind of M15",
+    missed_by="inputs that no view gives",
+)
+def _offset(op: Any, *, proj: Tensor, **rest: Any) -> Any:
+    return op(proj=as_if_first(proj), **rest)

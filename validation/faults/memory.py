@@ -11,6 +11,11 @@ def as_if_dense(x: Tensor) -> Tensor:
     return torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset())
 
 
+def as_if_first(x: Tensor) -> Tensor:
+    """What a kernel reads that takes `x` to begin where its storage does."""
+    return x.as_strided(x.shape, x.stride(), 0)
+
+
 def wrapped(index: Tensor, stride: int, bits: int = 32) -> Tensor:
     """The index that `index * stride` leads to in so many bits, two's complement; a negative one ends in the pool."""
     half = 2 ** (bits - 1)

@@ -83,6 +83,18 @@ def _page_int32(op: Any, *, block_table: Tensor, cache: Tensor, **rest: Any) -> 
     return op(block_table=wrapped(block_table, cache[0].numel()), cache=cache, **rest)
 
 
+@LAYER.op(
+    "mla_attend_dcp",
+    "dcp-page-offset-int32",
+    "page times stride computed in 32 bits in a rank's own pool",
+    kind=Kind.OVERFLOW,
+    sources="kind of M12",
+    missed_by="small pools; large ones of one rank",
+)
+def _dcp_int32(op: Any, *, block_table: Tensor, cache: Any, **rest: Any) -> Any:
+    return op(block_table=wrapped(block_table, cache[0][0].numel()), cache=cache, **rest)
+
+
 @QUERY(
     "mla-dense-strides",
     "row stride of the MLA projection taken for its width",

@@ -11,7 +11,7 @@ from torch import Tensor
 from numerics.formats import bf16
 from validation.faults.base import Kind, Ops
 from validation.faults.layer import Layer, at_rows
-from validation.faults.memory import as_if_dense
+from validation.faults.memory import as_if_dense, as_if_first
 
 LAYER = Layer("projections")
 
@@ -72,6 +72,17 @@ PROJECTION(
 )
 def _dense(op: Any, *, x: Tensor, weight: Tensor) -> Any:
     return op(x=as_if_dense(x), weight=weight)
+
+
+@PROJECTION(
+    "projection-storage-offset",
+    "a projection's input read from the start of its storage",
+    kind=Kind.LAYOUT,
+    sources="kind of M15",
+    missed_by="inputs that no view gives",
+)
+def _offset(op: Any, *, x: Tensor, weight: Tensor) -> Any:
+    return op(x=as_if_first(x), weight=weight)
 
 
 @LAYER.made_of(

@@ -8,11 +8,12 @@ from numerics.families import FAMILIES
 from validation.gates import numerics_drift
 from validation.gates import numerics_report as report
 from validation.gates.base import Context, GateResult, Json, Unit
+from validation.gates.numerics_dims import WIDTHS
 from validation.gates.numerics_judge import failing_cases, findings
 from validation.gates.numerics_probes import PROBES
 from validation.gates.numerics_replay import replays
-from validation.gates.numerics_units import DEFAULTS, WIDTHS, measure_unit, plan_units, with_defaults
-from validation.gates.settings import integers, one_of, positive_integer, problems, subset
+from validation.gates.numerics_units import DEFAULTS, measure_unit, plan_units, unasked, with_defaults
+from validation.gates.settings import integers, one_of, positive_integer, problems, subset, verify_steps
 from validation.targets.base import ArmConfig, Capability
 from validation.verdict import Verdict
 
@@ -28,13 +29,14 @@ class NumericsGate:
 
     def settings_error(self, settings: Mapping[str, Json]) -> str | None:
         """Rows, sequence lengths, verify steps, shard widths, shapes, seeds, probes, replays; optionally some ops."""
-        return problems(
+        wrong = problems(
             settings,
             {
                 "rows": integers(1, 64),
                 "sequence_rows": integers(1, 512),
                 "verify_rows": integers(1, 32),
                 "verify_widths": integers(2, 8),
+                "verify_steps": verify_steps(64),
                 "shard_rows": integers(1, 64),
                 "shards": subset(WIDTHS),
                 "shape_rows": integers(1, 64),
@@ -47,6 +49,7 @@ class NumericsGate:
             },
             optional=("ops", *DEFAULTS),
         )
+        return wrong or unasked(settings)
 
     def arms(self, context: Context) -> Sequence[ArmConfig]:
         """Both arms as they are."""

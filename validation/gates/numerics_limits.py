@@ -28,6 +28,7 @@ POOLS: dict[str, tuple[str, ...]] = {
     "kda_verify": KDA,
     "mla_query": ("cache",),
     "mla_attend": ("cache",),
+    "mla_attend_dcp": ("cache.0", "cache.1"),
     "experts": EXPERTS,
 }
 """Inputs that grow with slots, pages or experts."""
@@ -37,6 +38,7 @@ INDICES = {
     "kda_verify": ("sources", "targets"),
     "mla_query": ("positions",),
     "mla_attend": ("block_table",),
+    "mla_attend_dcp": ("block_table",),
     "experts": ("ids",),
 }
 """Inputs that say where in a pool something is: slots, flat positions, pages or experts."""
@@ -48,6 +50,7 @@ DIMS = {
     "q_lora_rank": 64,
     "qk_nope_head_dim": 32,
     "verify_width": 2,
+    "ranks": 2,
     "experts_held": 4,
     "num_experts_per_token": 2,
     "routed_expert_hidden_size": 512,

@@ -138,7 +138,7 @@ def _first_rows(op: str, case: Case) -> list[str]:
 def widened(op: str, case: Case) -> dict[str, Any]:
     """The same case with gaps of zeros behind every slot of its pools, and every row of its caches and inputs.
 
-    Of a list of slots, positions or lengths every other element is a gap: a column of a larger table.
+    Of a list of slots, positions or lengths every other element is a gap: the second column of a larger table.
     """
     names = [key for key in case if key.split(".")[0] in _WIDENED.get(op, ())]
     pools = [name for name in ("conv_state", "state") if name in case]
@@ -150,16 +150,19 @@ def widened(op: str, case: Case) -> dict[str, Any]:
 
 
 def _with_gaps(x: Tensor, axis: int) -> Tensor:
-    """A view of a larger tensor of zeros that is longer along `axis` by a third of a typical vector load."""
+    """A view of a larger tensor of zeros that is longer along `axis` by a third of a typical vector load.
+
+    It starts one element into its storage: at an address that no vector load may take for granted.
+    """
     if x.shape == (1,):
         return x
     if x.dim() == 1:
-        column = x.new_zeros(x.shape[0], 2)[:, 0]
+        column = x.new_zeros(x.shape[0], 2)[:, 1]
         column.copy_(x)
         return column
     shape = list(x.shape)
     shape[axis] += 8 if x.element_size() < 4 else 4
-    view = x.new_zeros(shape).narrow(axis, 0, x.shape[axis])
+    view = x.new_zeros(shape).narrow(axis, 1, x.shape[axis])
     view.copy_(x)
     return view
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from numerics.families import FAMILIES, NARROW_8, make_case
-from numerics.families.probes import CAST_ROWS, attention_grid, cast_cases, same_bytes, sharded_grid
+from numerics.families.probes import CAST_ROWS, attention_grid, cast_cases, long_contexts, same_bytes, sharded_grid
 from validation.gates import numerics_captured, numerics_drift, numerics_limits
 from validation.gates.base import Context, Json, Unit
 from validation.gates.numerics_judge import complaints
@@ -64,7 +64,7 @@ def _grid_units(ops: Sequence[str], deep: bool) -> list[Unit]:
         for page in ((4, 16) if deep else (4,))
         for table in ((3, 5, 16, 33) if deep else (3, 16))
         for rows in ((1, 2, 4, 8, 16, 32, 64) if deep else (1, 8, 64))
-        for query in (range(1, 9) if deep else (1, 2, 8))
+        for query in (range(1, 9) if deep else (1, 2, 5, 7, 8))
         for fp8 in (((rows + query) % 2 == 0, rows == 8) if deep else (rows == 8,))
         if rows >= query and query <= 2 * page + 1
     ]
@@ -94,11 +94,39 @@ def _measure_grid(unit: Unit, context: Context) -> dict[str, Json]:
     return _result(unit, width, worst_of("mla_attend", cases))
 
 
+def _long_units(ops: Sequence[str], deep: bool) -> list[Unit]:
+    """Every split of the smallest bins alive, and contexts that end in their seventeenth page of 64 and beyond."""
+    shapes = [(4, 256, 4, 1, False), (64, 65, 1, 1, True), (64, 65, 1, 1, False)]
+    if deep:
+        shapes += [(4, 256, 1, 1, True), (16, 512, 2, 1, False), (64, 256, 1, 1, False), (64, 65, 8, 4, True)]
+    return [
+        Unit(
+            "probe-long-" + "-".join(map(str, map(int, shape))),
+            {"probe": "long", "op": op, **dict(zip(GRID_SHAPE, shape, strict=True))},
+        )
+        for op in ops
+        for shape in shapes
+    ]
+
+
+def _measure_long(unit: Unit, context: Context) -> dict[str, Json]:
+    """Contexts that fill the block table, with a planted key in one split after the other."""
+    baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
+    page, table, rows, query, fp8 = (unit.params[name] for name in GRID_SHAPE)
+    cases = [
+        {"family": "whole tables", "seed": context.seed}
+        | measure_case("mla_attend", case, baseline, candidate, exact_contracts=False)
+        for case in long_contexts(page, table, rows, query, fp8, context.seed)
+    ]
+    width = f"{len(cases)} cases, page {page}, table of {table}, {query} rows a request,"
+    return _result(unit, width, worst_of("mla_attend", cases))
+
+
 DCP_SHAPE = (*GRID_SHAPE, "ranks")
 
 
 def _dcp_units(ops: Sequence[str], deep: bool) -> list[Unit]:
-    shapes = [(1, 6, 8, 1, False, 2), (1, 6, 8, 4, True, 2), (1, 6, 8, 1, False, 4)]
+    shapes = [(1, 6, 8, 1, False, 2), (1, 6, 15, 5, True, 2), (1, 6, 14, 7, False, 2), (1, 6, 8, 1, False, 4)]
     if deep:
         # A wider query makes every context of eight ranks thousands of cases, which say no more than those of two do.
         places = [(2, 2, 1), (2, 2, 2), (2, 2, 8), (2, 3, 1), (2, 3, 2), (1, 8, 1)]
@@ -169,6 +197,7 @@ def _result(unit: Unit, width: str, cases: list[dict[str, Any]]) -> dict[str, Js
 PROBES: Mapping[str, Probe] = {
     "cast": Probe(("mla_query",), _cast_units, _measure_cast),
     "grid": Probe(("mla_attend",), _grid_units, _measure_grid),
+    "long": Probe(("mla_attend",), _long_units, _measure_long),
     "dcp": Probe(("mla_attend_dcp",), _dcp_units, _measure_dcp),
     "coverage": Probe(("route",), _coverage_units, _measure_coverage),
     "limits": Probe(numerics_limits.OPS, numerics_limits.units, numerics_limits.measure),

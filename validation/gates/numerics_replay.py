@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from numerics.families import FAMILIES, shapes
+from validation.gates.numerics_dims import MODEL, SHAPES, WIDTHS
 from validation.gates.numerics_probes import PROBES
-from validation.gates.numerics_units import MAX_ROWS, MODEL, SHAPES, WIDTHS
+from validation.gates.numerics_units import MAX_ROWS
 from validation.gates.settings import Rule
 
 MOST_ROWS = MAX_ROWS * 8

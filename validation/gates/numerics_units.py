@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from numerics.families import FAMILIES, K3_SHARD_8, K3_SHARD_16, NARROW_8, NARROW_16, SMALL, Dims, make_case, shapes
+from numerics.families import FAMILIES, make_case, shapes
 from validation.gates.base import Context, Json, Unit
+from validation.gates.numerics_dims import MODEL, SHAPES, TRUE_WIDTHS, Drawn, dims_of
 from validation.gates.numerics_measure import SEQUENCE_OPS, measure_case
 from validation.gates.numerics_probes import BINS, PROBES
-from validation.targets.base import Target
-
-MODEL, SHAPES = "model", "shapes"
-WIDTHS: dict[str, Dims] = {
-    "k3_shard_8": K3_SHARD_8,
-    "k3_shard_16": K3_SHARD_16,
-    "narrow_8": NARROW_8,
-    "narrow_16": NARROW_16,
-}
-"""Per-rank widths of the big model: true ones, and its numbers of heads, ranks, experts and blocks at small widths."""
-
-TRUE_WIDTHS = ("k3_shard_8", "k3_shard_16")
 
 MAX_ROWS = 64
 """Rows of the largest specialised step, drafts included."""
-
-KDA_HEAD_ROWS = 32
-"""Rows times KDA heads of a case at model width, at most: states are the costly part, and heads do not interact."""
-
-RANKS_ROWS = 128
-"""Rows times ranks of attention over a sharded context, at most: rows and ranks do not interact, and each costs."""
-
-RANKS = (8, 1, 2, 4, 16)
-"""Ranks of a case at model width, in turn by its rows, family and seed."""
 
 SMALL_BATCH = 2
 """Rows up to which a batch is not large."""
@@ -41,6 +21,7 @@ SMALL_BATCH = 2
 DEFAULTS: dict[str, Json] = {
     "verify_rows": [1],
     "verify_widths": [4],
+    "verify_steps": [],
     "shape_rows": [],
     "families": "all",
     "probes": [],
@@ -50,21 +31,19 @@ DEFAULTS: dict[str, Json] = {
 """Settings that a profile may leave out."""
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """One case to draw. `shape` is the turn of `numerics.families.shapes`, None at a fixed width."""
+def unasked(settings: Mapping[str, Json]) -> str | None:
+    """Why these settings (valid ones) would leave an op without a unit, in one line; None where they do not.
 
-    family: str
-    rows: int
-    seed: int
-    verify_width: int | None = None
-    shape: int | None = None
-
-    def named(self) -> dict[str, Json]:
-        """What the result says of the case, and a replay needs."""
-        given = {"family": self.family, "rows": self.rows, "seed": self.seed}
-        optional = {"verify_width": self.verify_width, "shape": self.shape}
-        return given | {name: value for name, value in optional.items() if value is not None}
+    Only `kda_verify` can be: its row counts and widths must fit together, every other op's are its units' own.
+    """
+    s = {**DEFAULTS, **settings}
+    over_shapes = any(n > 1 for n in s["shape_rows"])
+    if "kda_verify" not in s.get("ops", FAMILIES) or over_shapes or _verify_pairs(s, 0):
+        return None
+    return (
+        f"no unit would measure kda_verify: none of verify_rows {s['verify_rows']} times any of verify_widths "
+        f"{s['verify_widths']} stays within {MAX_ROWS} rows; give smaller ones, or a step in verify_steps"
+    )
 
 
 def with_defaults(context: Context) -> Context:
@@ -167,26 +146,6 @@ def _families(op: str, rows: int, turn: int | None) -> Sequence[str]:
     return (*plain, others[turn % len(others)]) if others else every
 
 
-def dims_of(width: str, op: str, drawn: Drawn, target: Target) -> Dims:
-    """Dimensions of a case."""
-    if drawn.shape is not None:
-        given = {} if drawn.verify_width is None else {"verify_width": drawn.verify_width}
-        return {**SMALL, **shapes.shape(op, drawn.shape), **given}
-    dims = dict(_model_dims(target) if width == MODEL else WIDTHS[width])
-    if drawn.verify_width is not None:
-        dims["verify_width"] = drawn.verify_width
-    if width == MODEL:
-        turn = drawn.rows + drawn.seed + FAMILIES[op].index(drawn.family)
-        dims["ranks"] = RANKS[turn % len(RANKS)]
-        dims["blocks_used"] = 1 + turn % dims["attn_res_blocks"]
-    if op == "mla_attend_dcp":
-        dims["ranks"] = min(dims["ranks"], RANKS_ROWS // drawn.rows)
-    if width == MODEL and op in ("kda_step", "kda_verify"):
-        most = KDA_HEAD_ROWS // (drawn.rows * (drawn.verify_width or 1))
-        dims["kda_num_heads"] = max(1, min(dims["kda_num_heads"], most))
-    return dims
-
-
 def _units_of(op: str, width: str, rows: Sequence[int], context: Context) -> list[Unit]:
     """`kda_verify` has its own row counts; at a shard's width the widest step of one request is enough."""
     if op != "kda_verify":
@@ -198,31 +157,18 @@ def _units_of(op: str, width: str, rows: Sequence[int], context: Context) -> lis
 
 
 def _verify_pairs(settings: Mapping[str, Json], seed: int) -> list[tuple[int, int]]:
-    """Requests and width of verify steps: all pairs, or, where families take turns, one row count a width in turn."""
+    """Requests and width of verify steps: all pairs, or, where families take turns, one row count a width in turn.
+
+    The steps that the settings name come in any case.
+    """
     pairs = []
     for place, width in enumerate(settings["verify_widths"]):
         fitting = [n for n in settings["verify_rows"] if n * width <= MAX_ROWS]
         if settings["families"] != "all" and fitting:
             fitting = [fitting[(place + seed) % len(fitting)]]
         pairs += [(n, width) for n in fitting]
-    return pairs
+    return list(dict.fromkeys([*pairs, *map(tuple, settings["verify_steps"])]))
 
 
 def _replay(index: int, case: Mapping[str, Json]) -> Unit:
     return Unit(f"replay-{index:03}-{case['op']}-{case.get('family', case.get('probe'))}", dict(case))
-
-
-def _model_dims(target: Target) -> Dims:
-    """The target's own dimensions under the names of the input families."""
-    d = target.dims()
-    return {
-        **d,
-        "kda_num_heads": d["linear_attn_num_heads"],
-        "kda_head_dim": d["linear_attn_head_dim"],
-        "num_experts_per_token": d["num_experts_per_token"],
-        "experts_held": min(d["num_experts"], 32),
-        "shared_intermediate_size": d["num_shared_experts"] * d["moe_intermediate_size"],
-        "attn_res_blocks": -(-d["num_hidden_layers"] // d["attn_res_block_size"]),
-        "page_size": 16,
-        "projection_size": 320,
-    }

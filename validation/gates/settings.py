@@ -31,6 +31,21 @@ def integers(least: int, most: int) -> Rule:
     return rule
 
 
+def verify_steps(most: int) -> Rule:
+    """A list of different pairs [requests, width], width from 2 to 8, of `most` rows together at most."""
+
+    def rule(value: Any) -> str | None:
+        def is_step(x: Any) -> bool:
+            return isinstance(x, list) and len(x) == 2 and all(type(n) is int and n > 0 for n in x) and 2 <= x[1] <= 8
+
+        valid = isinstance(value, list) and all(is_step(x) and x[0] * x[1] <= most for x in value)
+        if valid and len(set(map(tuple, value))) == len(value):
+            return None
+        return f"a list of different pairs [requests, width from 2 to 8] of {most} rows together at most is needed"
+
+    return rule
+
+
 def positive_integer(most: int = 1_000_000) -> Rule:
     """One integer from 1 to `most`."""
     return lambda value: None if type(value) is int and 1 <= value <= most else f"1 to {most} is needed"
