@@ -19,7 +19,7 @@ from numerics.formats import E4M3_NAN, e4m3_encode
 
 CAST_ROWS = 64
 PLANTED = 16
-"""Splits of a long context of which a key is planted, at most; there may be 64, and each one planted is a row more."""
+"""Keys of a long context that are planted one by one, at most; there may be 64 splits, and each is a row more."""
 Q_SCALE, K_SCALE = SCALES[0]
 GRID = {"num_attention_heads": 1, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
 
@@ -84,13 +84,14 @@ def long_contexts(
     """Cases of `mla_attend` whose requests fill the block table, so that all splits but the last one are alive.
 
     Their last page holds one key, or for every other request none: the one before it then ends full. Keys are planted
-    one by one: the newest, and the last ones of `PLANTED` splits all over the context.
+    one by one: the newest, and the last ones of splits all over the context, `PLANTED` at most.
     """
     split, most = split_length(rows, table_pages, page), (table_pages - 1) * page + 1
     requests = rows // query_length
     peaks = []
-    ends = [most - 1, *range((most - 1) // split * split - 1, 0, -split)]
-    for turn, end in enumerate(ends[:: -(-len(ends) // PLANTED)]):
+    splits = range((most - 1) // split * split - 1, 0, -split)
+    # The newest key in a context of either kind, then the splits'.
+    for turn, end in enumerate([most - 1, most - 1, *splits[:: -(-len(splits) // (PLANTED - 2))]]):
         start = most - turn % 2 - query_length + 1
         peaks.append((start, min(end, start - 1)))
     for first in range(0, len(peaks), requests):
