@@ -64,7 +64,7 @@ def _grid_units(ops: Sequence[str], deep: bool) -> list[Unit]:
         for page in ((4, 16) if deep else (4,))
         for table in ((3, 5, 16, 33) if deep else (3, 16))
         for rows in ((1, 2, 4, 8, 16, 32, 64) if deep else (1, 8, 64))
-        for query in (range(1, 9) if deep else (1, 2, 5, 7, 8))
+        for query in (range(1, 9) if deep else (1, 2, 5, 7, 8) if rows == 8 else (1, 2, 8))
         for fp8 in (((rows + query) % 2 == 0, rows == 8) if deep else (rows == 8,))
         if rows >= query and query <= 2 * page + 1
     ]
