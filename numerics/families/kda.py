@@ -41,13 +41,13 @@ class Kind:
 
 
 KINDS = {
-    "iid": Kind(dt=(-2.0, 3.0), rate=(-2.0, 2.8)),
+    "iid": Kind(dt=(-2.0, 3.0)),
     "low_rank_slow_decay": Kind(dt=(-9.0, -6.0), rank=4, beta=(1.0, 1.0), history=64),
     "equal_keys": Kind(dt=(-9.0, -6.0), rank=1, beta=(6.0, 0.3), history=24),
     "decay_near_one": Kind(dt=(-16.0, -13.0), history=48),
     "decay_at_bound": Kind(dt=(10.0, 14.0)),
     "subnormals": Kind(dt=(-2.0, 3.0)),
-    "faint_keys": Kind(dt=(-2.0, 3.0), faint=2.0**-12),
+    "faint_keys": Kind(dt=(-2.0, 3.0), faint=2.0**-12, rate=(-2.0, 2.8)),
 }
 
 

@@ -78,10 +78,13 @@ def _odd_width(op: Any, *, lengths: Tensor, block_table: Tensor, **rest: Any) ->
     return op(lengths=without_own_key(lengths, block_table), block_table=block_table, **rest)
 
 
-for _add, _id in ((ATTEND, "mla-verify-of-5-or-7"), (SHARED, "dcp-verify-of-5-or-7")):
+for _add, _id, _of in (
+    (ATTEND, "mla-verify-of-5-or-7", ""),
+    (SHARED, "dcp-verify-of-5-or-7", " over a sharded context"),
+):
     _add(
         _id,
-        "the last row of a verify request of 5 or 7 rows does not see its own key",
+        f"the last row of a verify request of 5 or 7 rows{_of} does not see its own key",
         sources="kind of M81",
         missed_by="even numbers of rows; three rows",
     )(_odd_width)

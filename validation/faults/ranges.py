@@ -24,12 +24,15 @@ def from_zero(right: Any, partials: Tensor, lse: Tensor) -> Tensor:
     return (partials * weights[..., None]).sum(1) / weights.sum(1)[..., None]
 
 
-for _op, _id in (("mla_attend", "mla-merge-max-from-zero"), ("mla_attend_dcp", "dcp-merge-max-from-zero")):
+for _op, _id, _of in (
+    ("mla_attend", "mla-merge-max-from-zero", "splits"),
+    ("mla_attend_dcp", "dcp-merge-max-from-zero", "ranks"),
+):
     LAYER.part(
         _op,
         "merge",
         _id,
-        "largest log-sum-exp of the merge starts at 0",
+        f"largest log-sum-exp of the merge of {_of} starts at 0",
         sources="kind of M17",
         missed_by="scores above -87: 0 / 0 where all are far below 0",
     )(from_zero)
