@@ -20,6 +20,7 @@ SAMPLE = partial(LAYER.engine, "sample", gate="stability")
     "long-nan-in-one-slot",
     "the third owner of a slot finds one NaN in it",
     kind=Kind.STALE,
+    gate="parity",
     sources="M115",
     missed_by="HTTP status, kernel tests up to 8k tokens",
 )
