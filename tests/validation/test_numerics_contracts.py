@@ -136,7 +136,8 @@ def writes_between_the_slots(step: Op) -> Op:
     def faulty(*, state: Tensor, **rest: Any) -> Tensor:
         y = step(state=state, **rest)
         if state.stride(0) > state[0].numel():
-            state.as_strided((state.shape[0],), (state.stride(0),), state[0].numel()).fill_(1.0)
+            behind = state.storage_offset() + state[0].numel()
+            state.as_strided((state.shape[0],), (state.stride(0),), behind).fill_(1.0)
         return y  # type: ignore[no-any-return]
 
     return faulty
