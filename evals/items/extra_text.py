@@ -81,11 +81,11 @@ def main() -> None:
     """Write prose.txt and code.txt and check them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--novels", type=Path, required=True)
-    parser.add_argument("--library", type=Path, required=True)
+    parser.add_argument("--library", dest="stdlib", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for name, text in {"prose.txt": prose(arguments.novels), "code.txt": code(arguments.library)}.items():
+    for name, text in {"prose.txt": prose(arguments.novels), "code.txt": code(arguments.stdlib)}.items():
         content = text.encode()
         digest = hashlib.sha256(content).hexdigest()
         if digest != DIGESTS[name]:
