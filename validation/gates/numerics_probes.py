@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from validation.gates import numerics_captured, numerics_drift, numerics_limits
 from validation.gates.base import Context, Json, Unit
 from validation.gates.numerics_judge import complaints
 from validation.gates.numerics_measure import measure_case
-from validation.targets.base import Capability
+from validation.targets.base import Capability, Case
 from validation.targets.capture import NEEDS
 
 
@@ -39,6 +39,33 @@ BINS = (1, 2, 4, 8, 16, 32, 64)
 """Rows of every batch bin."""
 
 GRID_SHAPE = ("page", "table_pages", "rows", "query_length", "fp8")
+DCP_SHAPE = (*GRID_SHAPE, "ranks")
+
+
+def _shaped(probe: str, ops: Sequence[str], names: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[Unit]:
+    """A unit for every shape of every op, named by the shape's numbers."""
+    return [
+        Unit(
+            f"probe-{probe}-" + "-".join(map(str, map(int, shape))),
+            {"probe": probe, "op": op, **dict(zip(names, shape, strict=True))},
+        )
+        for op in ops
+        for shape in shapes
+    ]
+
+
+def _attention(unit: Unit, context: Context, family: str, drawn: Iterable[Case]) -> dict[str, Json]:
+    """Every drawn case of an attention op in both arms; those kept that fail, or the one that needs most."""
+    baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
+    op = unit.params["op"]
+    cases = [
+        {"family": family, "seed": context.seed} | measure_case(op, case, baseline, candidate, exact_contracts=False)
+        for case in drawn
+    ]
+    ranks = f"{unit.params['ranks']} ranks, " if "ranks" in unit.params else ""
+    page, table, query = (unit.params[name] for name in ("page", "table_pages", "query_length"))
+    width = f"{len(cases)} cases, {ranks}page {page}, table of {table}, {query} rows a request,"
+    return _result(unit, width, worst_of(op, cases))
 
 
 def _cast_units(ops: Sequence[str], deep: bool) -> list[Unit]:
@@ -71,27 +98,13 @@ def _grid_units(ops: Sequence[str], deep: bool) -> list[Unit]:
     if deep:
         # Each shape in one cache format, eight rows in both where it is another; the longest contexts at eight rows.
         shapes = [s for s in dict.fromkeys(shapes) if s[:2] != (16, 33) or s[2] == 8]
-    return [
-        Unit(
-            "probe-grid-" + "-".join(map(str, map(int, shape))),
-            {"probe": "grid", "op": op, **dict(zip(GRID_SHAPE, shape, strict=True))},
-        )
-        for op in ops
-        for shape in shapes
-    ]
+    return _shaped("grid", ops, GRID_SHAPE, shapes)
 
 
 def _measure_grid(unit: Unit, context: Context) -> dict[str, Json]:
     """Every context up to two pages and one token, with a planted key at every boundary."""
-    baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
-    page, table, rows, query, fp8 = (unit.params[name] for name in GRID_SHAPE)
-    cases = [
-        {"family": "boundaries", "seed": context.seed}
-        | measure_case("mla_attend", case, baseline, candidate, exact_contracts=False)
-        for case in attention_grid(page, table, rows, query, fp8, context.seed)
-    ]
-    width = f"{len(cases)} cases, page {page}, table of {table}, {query} rows a request,"
-    return _result(unit, width, worst_of("mla_attend", cases))
+    shape = {name: unit.params[name] for name in GRID_SHAPE}
+    return _attention(unit, context, "boundaries", attention_grid(**shape, seed=context.seed))
 
 
 def _long_units(ops: Sequence[str], deep: bool) -> list[Unit]:
@@ -99,30 +112,13 @@ def _long_units(ops: Sequence[str], deep: bool) -> list[Unit]:
     shapes = [(4, 256, 4, 1, False), (64, 65, 1, 1, True), (64, 65, 1, 1, False)]
     if deep:
         shapes += [(4, 256, 1, 1, True), (16, 512, 2, 1, False), (64, 256, 1, 1, False), (64, 65, 8, 4, True)]
-    return [
-        Unit(
-            "probe-long-" + "-".join(map(str, map(int, shape))),
-            {"probe": "long", "op": op, **dict(zip(GRID_SHAPE, shape, strict=True))},
-        )
-        for op in ops
-        for shape in shapes
-    ]
+    return _shaped("long", ops, GRID_SHAPE, shapes)
 
 
 def _measure_long(unit: Unit, context: Context) -> dict[str, Json]:
     """Contexts that fill the block table, with a planted key in one split after the other."""
-    baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
-    page, table, rows, query, fp8 = (unit.params[name] for name in GRID_SHAPE)
-    cases = [
-        {"family": "whole tables", "seed": context.seed}
-        | measure_case("mla_attend", case, baseline, candidate, exact_contracts=False)
-        for case in long_contexts(page, table, rows, query, fp8, context.seed)
-    ]
-    width = f"{len(cases)} cases, page {page}, table of {table}, {query} rows a request,"
-    return _result(unit, width, worst_of("mla_attend", cases))
-
-
-DCP_SHAPE = (*GRID_SHAPE, "ranks")
+    shape = {name: unit.params[name] for name in GRID_SHAPE}
+    return _attention(unit, context, "whole tables", long_contexts(**shape, seed=context.seed))
 
 
 def _dcp_units(ops: Sequence[str], deep: bool) -> list[Unit]:
@@ -131,25 +127,13 @@ def _dcp_units(ops: Sequence[str], deep: bool) -> list[Unit]:
         # A wider query makes every context of eight ranks thousands of cases, which say no more than those of two do.
         places = [(2, 2, 1), (2, 2, 2), (2, 2, 8), (2, 3, 1), (2, 3, 2), (1, 8, 1)]
         shapes = [(page, 6, 8, query, query == 2, ranks) for page, ranks, query in places]
-    return [
-        Unit("probe-dcp-" + "-".join(map(str, map(int, shape))), {"probe": "dcp", "op": op, **named})
-        for op in ops
-        for shape in shapes
-        for named in [dict(zip(DCP_SHAPE, shape, strict=True))]
-    ]
+    return _shaped("dcp", ops, DCP_SHAPE, shapes)
 
 
 def _measure_dcp(unit: Unit, context: Context) -> dict[str, Json]:
     """Every context up to a split and a page of all ranks, with a planted key wherever a rank's share changes."""
-    baseline, candidate = context.target.open(context.baseline), context.target.open(context.candidate)
-    page, table, rows, query, fp8, ranks = (unit.params[name] for name in DCP_SHAPE)
-    cases = [
-        {"family": "boundaries", "seed": context.seed}
-        | measure_case("mla_attend_dcp", case, baseline, candidate, exact_contracts=False)
-        for case in sharded_grid(page, table, rows, query, fp8, ranks, context.seed)
-    ]
-    width = f"{len(cases)} cases, {ranks} ranks, page {page}, table of {table}, {query} rows a request,"
-    return _result(unit, width, worst_of("mla_attend_dcp", cases))
+    shape = {name: unit.params[name] for name in DCP_SHAPE}
+    return _attention(unit, context, "boundaries", sharded_grid(**shape, seed=context.seed))
 
 
 def _coverage_units(ops: Sequence[str], deep: bool) -> list[Unit]:
