@@ -27,18 +27,24 @@ SHARDED = [fault for fault in FAULTS.values() if fault.layer == "decode context 
 
 
 def settings_of(
-    ranks: int = 2, drafts: int = 0, prompt: int = 21, kv: str = "fp8", decode: int = 12, **changed: Any
+    ranks: int = 2,
+    drafts: int = 0,
+    prompt: int = 21,
+    kv: str = "fp8",
+    decode: int = 12,
+    sequences: int = 4,
+    **changed: Any,
 ) -> dict[str, Any]:
     cell = {"kv_cache_dtype": kv, "tensor_parallel": [ranks], "context_parallel": ranks, "batches": [2], **changed}
     cells = [cell | ({"drafts": drafts} if drafts else {})]
-    return {"prompt_length": prompt, "decode_length": decode, "min_sequences": 4, "cells": cells}
+    return {"prompt_length": prompt, "decode_length": decode, "min_sequences": sequences, "cells": cells}
 
 
 @pytest.mark.parametrize(
     ("settings", "unit"),
     [
         (settings_of(2), "fp8-tp2-dcp2-b2"),
-        (settings_of(8, kv="bf16"), "bf16-tp8-dcp8-b2"),
+        (settings_of(8, kv="bf16", sequences=8), "bf16-tp8-dcp8-b2"),
         (settings_of(8, drafts=3), "fp8-tp8-dcp8-b2-d3"),
         (settings_of(8, prompt=2, decode=5), "fp8-tp8-dcp8-b2"),
     ],
@@ -48,7 +54,7 @@ def test_a_clean_candidate_passes_and_every_step_is_specialised(settings: dict[s
     context = context_of(settings)
     results = measured(ParityGate(), context)
     assert list(results) == [unit]
-    assert results[unit]["fallbacks"] == {"prefill only": 2}
+    assert results[unit]["fallbacks"] == {"prefill only": settings["min_sequences"] // 2}
     judgement = ParityGate().judge(results, context)
     assert [finding.message for finding in judgement.findings] == []
     assert judgement.verdict is Verdict.PASS

@@ -25,9 +25,9 @@ SETTINGS: dict[str, Any] = {
 def controlled(*faults: Fault) -> tuple[GateResult, dict[str, Any]]:
     context, gate = context_of(SETTINGS, faults=faults), ParityGate()
     assert gate.settings_error(SETTINGS) is None
-    cell, control = gate.plan(context)
-    assert control.id == UNIT
-    measured = {unit.id: gate.measure(unit, context) for unit in (cell, control)}
+    units = gate.plan(context)
+    assert [unit.id for unit in units] == [UNIT, "fp8-tp1-b2"]
+    measured = {unit.id: gate.measure(unit, context) for unit in units}
     return gate.judge(measured, context), measured[UNIT]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import decodegate_toy as toy
 
-from validation import environment, loading, storage, version
+from validation import environment, loading, storage
 from validation.cli.app import main
 from validation.gates import registry as gates
 from validation.targets import registry as targets
@@ -22,9 +22,8 @@ gates.GATES.update(toy.GATES)
 targets.TARGETS.clear()
 targets.TARGETS["toy"] = "decodegate_toy:ToyTarget"
 loading.FAULTS = "decodegate_toy:FAULTS"
-# Someone may commit or edit while this test runs; resuming across versions is refused, which is not the matter here.
+# Someone may commit while this test runs; resuming across commits is refused, which is not the matter here.
 environment.git_state = lambda root: (None, None)
-version.PACKAGES = ()  # type: ignore[assignment]
 
 writes_left = int(os.environ.get("TOY_KILL_AT_WRITE", "0"))
 replace = os.replace
