@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from validation.gates.base import Context
-from validation.gates.numerics_probes import PROBES
-from validation.gates.parity_schedules import SCENARIOS
+from validation.gates.numerics.probes import PROBES
+from validation.gates.parity.schedules import SCENARIOS
 from validation.gates.registry import load_gate
 from validation.targets.base import ArmConfig
 from validation.targets.builtin import BuiltinTarget

@@ -16,7 +16,7 @@ from torch import Tensor
 from numerics.logits import LogitStats
 from validation.faults.base import Fault
 from validation.faults.catalogue import FAULTS
-from validation.gates.parity_measure import KL_RESOLUTION, windows
+from validation.gates.parity.measure import KL_RESOLUTION, windows
 from validation.targets.base import ArmConfig
 from validation.targets.builtin import BuiltinTarget
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from validation.errors import UsageError
-from validation.gates.numerics_replay import replay_error
+from validation.gates.numerics.replay import replay_error
 from validation.names import is_safe_name
 from validation.profile import Profile
 from validation.record import RunRecord

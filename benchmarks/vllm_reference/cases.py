@@ -52,7 +52,7 @@ class Cases:
 def build(sequences: int = SEQUENCES, length: int = LENGTH, answers: int = ANSWERS_PER_KIND, seed: int = SEED) -> Cases:
     """The cases of the embedded model, a function of the arguments alone."""
     from evals.items.shards import EOS
-    from validation.gates.parity_measure import windows
+    from validation.gates.parity.measure import windows
     from validation.targets.builtin import BuiltinTarget
 
     text = windows(BuiltinTarget.load(EMBEDDED_MODEL), sequences, length, seed)

@@ -1,7 +1,7 @@
 """How far two implementations are apart, in units of how far each is from itself: pure functions on logits and answers.
 
 The yardstick is the parity gate's: the *typical* KL (geometric mean over tokens, paired by sequence), with the same
-allowed multiple of the noise floor, for the same reason (`validation.gates.parity_judge.TYPICAL_MULTIPLE`).
+allowed multiple of the noise floor, for the same reason (`validation.gates.parity.judge.TYPICAL_MULTIPLE`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from benchmarks.vllm_reference.outputs import Answer
 from evals.statistics import Interval, bootstrap_mean
 from numerics.logits import LogitStats
-from validation.gates.parity_judge import ALPHA, TYPICAL_MULTIPLE
-from validation.gates.parity_measure import KL_RESOLUTION
+from validation.gates.parity.judge import ALPHA, TYPICAL_MULTIPLE
+from validation.gates.parity.measure import KL_RESOLUTION
 
 SEED = 23
 

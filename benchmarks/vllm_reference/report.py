@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.vllm_reference.compare import AnswerPair, Distance, answer_verdict
 from benchmarks.vllm_reference.differences import KNOWN
 from benchmarks.vllm_reference.explain import OpRow
-from validation.gates.parity_judge import TYPICAL_MULTIPLE
+from validation.gates.parity.judge import TYPICAL_MULTIPLE
 
 
 def view_table(name: str, found: Mapping[str, Any]) -> Iterator[str]:

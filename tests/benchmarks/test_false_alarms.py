@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.false_alarms import OTHERS, PARTS, largest_rate, settings_of, statement
-from validation.gates.numerics_probes import PROBES
-from validation.gates.parity_schedules import SCENARIOS
+from validation.gates.numerics.probes import PROBES
+from validation.gates.parity.schedules import SCENARIOS
 from validation.gates.registry import load_gate
 
 

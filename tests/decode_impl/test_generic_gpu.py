@@ -15,7 +15,7 @@ from generic_judgement import OWN, judge
 from decode_impl import generic
 from decode_impl.ops import OpTable, call_on_case
 from numerics.families import FAMILIES, MINI, make_case
-from validation.gates.numerics_contracts import broken_contracts
+from validation.gates.numerics.contracts import broken_contracts
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, for its interpreter"),

@@ -22,7 +22,7 @@ from decode_impl.ops import OpTable, call_on_case
 from decode_impl.specialized import emulation
 from decode_impl.specialized.implementation import EMULATION, implementation
 from numerics.families import FAMILIES, MINI, make_case
-from validation.gates.numerics_contracts import broken_contracts
+from validation.gates.numerics.contracts import broken_contracts
 
 pytestmark = [
     pytest.mark.slow,

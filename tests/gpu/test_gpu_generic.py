@@ -13,7 +13,7 @@ from decode_impl.runner import Paths
 from decode_impl.specialized.contract import BATCH_BINS
 from numerics.bounds import BF16, E4M3
 from numerics.families import FAMILIES, K3_SHARD_16, MINI, make_case
-from validation.gates.numerics_contracts import broken_contracts
+from validation.gates.numerics.contracts import broken_contracts
 
 EVERY_FAMILY = (1, 8, 64)
 """Bins at which all families run; the others run the first."""

@@ -23,7 +23,7 @@ from decode_impl.weights import shard_weights
 from numerics.bounds import BF16, E4M3
 from numerics.families import FAMILIES, K3_SHARD_8, K3_SHARD_16, MINI, make_case
 from numerics.metrics import error_stats
-from validation.gates.numerics_contracts import broken_contracts
+from validation.gates.numerics.contracts import broken_contracts
 
 OPS = sorted(emulation.OPS)
 EVERY_FAMILY = (1, 8, 64)

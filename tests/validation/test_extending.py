@@ -19,7 +19,7 @@ from numerics.extend import register
 from validation.faults.base import Fault
 from validation.faults.catalogue import FAULTS, LAYERS
 from validation.gates.base import GateResult
-from validation.gates.numerics import NumericsGate
+from validation.gates.numerics.gate import NumericsGate
 from validation.targets.base import ArmConfig
 from validation.verdict import Verdict
 

@@ -14,7 +14,7 @@ from decode_impl.random_weights import random_checkpoint
 from validation import environment
 from validation.faults.base import Fault
 from validation.faults.catalogue import FAULTS
-from validation.gates.numerics import NumericsGate
+from validation.gates.numerics.gate import NumericsGate
 from validation.profile import Profile, profile_from
 from validation.record import RunRecord
 from validation.replay import earlier_failures, with_replays

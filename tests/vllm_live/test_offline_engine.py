@@ -12,8 +12,8 @@ import torch
 from servers import ENVIRONMENT
 
 from validation.gates.base import Context, GateResult
-from validation.gates.parity import ParityGate
-from validation.gates.parity_measure import windows
+from validation.gates.parity.gate import ParityGate
+from validation.gates.parity.measure import windows
 from validation.targets.base import ArmConfig
 from validation.targets.vllm import VllmTarget
 from validation.verdict import Verdict

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from evals.statistics import Interval, bootstrap_mean
 from validation.bisect.question import ParityQuestion
-from validation.gates.parity_judge import ALPHA, CACHE_MULTIPLE
-from validation.gates.parity_layers import RESOLUTION, relative_differences
-from validation.gates.parity_measure import other_composition
+from validation.gates.parity.judge import ALPHA, CACHE_MULTIPLE
+from validation.gates.parity.layers import RESOLUTION, relative_differences
+from validation.gates.parity.measure import other_composition
 from validation.targets.base import ForcedStep
 from validation.verdict import Verdict
 

@@ -12,9 +12,9 @@ from typing import cast
 from validation.bisect.places import Place
 from validation.errors import UsageError, one_line
 from validation.gates.base import Context, GateResult, Unit
-from validation.gates.parity import ParityGate
-from validation.gates.parity_cells import cell_units
-from validation.gates.parity_measure import windows
+from validation.gates.parity.cells import cell_units
+from validation.gates.parity.gate import ParityGate
+from validation.gates.parity.measure import windows
 from validation.mutation.shared import SharedTarget
 from validation.targets.base import Arm, ArmConfig, Target, TargetError
 

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from validation.bisect.localise import Located, Place, boundary_tensors, locate, measure
 from validation.cli.bisect_inside import InsideOptions, model_name, question_of
 from validation.cli.lines import say
-from validation.gates.parity_judge import CACHE_MULTIPLE
+from validation.gates.parity.judge import CACHE_MULTIPLE
 from validation.jsonio import named, pretty
 from validation.profile import DEFAULT_PROFILE
 from validation.storage import RunFolder, new_run_id

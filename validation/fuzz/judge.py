@@ -10,9 +10,9 @@ from torch import Tensor
 from numerics.logits import centred_logit_rms
 from validation.fuzz.case import Arrive, Case, Take
 from validation.fuzz.solo import Caches, Reference, Solo, distance
-from validation.gates.parity_judge import CACHE_MULTIPLE, FLIP_SIGMAS
-from validation.gates.parity_measure import STATE_KINDS
-from validation.gates.parity_schedule_judge import CACHE_RESOLUTION, SCHEDULE_MULTIPLE, SINGLE_MULTIPLE
+from validation.gates.parity.judge import CACHE_MULTIPLE, FLIP_SIGMAS
+from validation.gates.parity.measure import STATE_KINDS
+from validation.gates.parity.schedule_judge import CACHE_RESOLUTION, SCHEDULE_MULTIPLE, SINGLE_MULTIPLE
 from validation.targets.schedule import Played, Trace
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from numerics.logits import centred_logit_rms
 from validation.fuzz.texts import TEXT_LENGTH
-from validation.gates.parity_measure import STATE_KINDS, relative_rms
+from validation.gates.parity.measure import STATE_KINDS, relative_rms
 from validation.targets.base import Arm, ArmConfig, Capability, Target
 from validation.targets.schedule import Run, Schedule, Submit
 

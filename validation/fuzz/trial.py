@@ -10,7 +10,7 @@ from validation.fuzz.case import Case
 from validation.fuzz.judge import breaches
 from validation.fuzz.solo import Reference, fuzz_config, reference
 from validation.fuzz.texts import TEXT_LENGTH, TEXTS, alike, random_texts
-from validation.gates.parity_measure import windows
+from validation.gates.parity.measure import windows
 from validation.targets.base import ArmConfig, Capability, Target, TargetError
 
 

@@ -9,11 +9,11 @@ from validation.gates.base import Gate
 from validation.loading import load_object
 
 GATES: dict[str, str] = {
-    "numerics": "validation.gates.numerics:NumericsGate",
-    "parity": "validation.gates.parity:ParityGate",
-    "sync": "validation.gates.sync:SyncGate",
-    "stability": "validation.gates.stability:StabilityGate",
-    "evals": "validation.gates.evals:EvalsGate",
+    "numerics": "validation.gates.numerics.gate:NumericsGate",
+    "parity": "validation.gates.parity.gate:ParityGate",
+    "sync": "validation.gates.sync.gate:SyncGate",
+    "stability": "validation.gates.stability.gate:StabilityGate",
+    "evals": "validation.gates.evals.gate:EvalsGate",
 }
 """Gate name -> `module:attribute` of a factory without arguments."""
 

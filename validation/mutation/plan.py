@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from validation.faults.base import ENGINE, GATES_BY_COST, Fault
-from validation.gates import parity_containment, parity_rejection, parity_sampler
 from validation.gates.base import Context, Gate, Unit
+from validation.gates.parity import containment, rejection, sampler
 
 CELLS_TRIED = 1
 """Decode cells of the parity gate that a fault of an op is judged on, the cheapest of the profile that can show it: a
@@ -23,9 +23,9 @@ _LIKELY = {
 """Schedules that a broken part of an engine is likely to show in, tried first."""
 
 _ASKED_APART = {
-    "accept": (parity_rejection.UNIT,),
-    "sample": (parity_sampler.UNIT, parity_containment.UNIT),
-    "drafter": (parity_containment.UNIT,),
+    "accept": (rejection.UNIT,),
+    "sample": (sampler.UNIT, containment.UNIT),
+    "drafter": (containment.UNIT,),
 }
 """Parts that schedules and cells, whose tokens and drafts are given, never run, and the units that ask them."""
 

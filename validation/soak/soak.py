@@ -14,7 +14,7 @@ from resource import RUSAGE_SELF, getrusage
 
 import numpy as np
 
-from validation.gates.parity_measure import windows
+from validation.gates.parity.measure import windows
 from validation.targets.base import Arm, Capability, Target
 from validation.targets.text import Answer, Ask
 

@@ -20,7 +20,7 @@ from validation.bisect.localise import Errors, Located, boundary_tensors, locate
 from validation.bisect.question import Cell, ParityQuestion
 from validation.cli.app import main
 from validation.faults.base import Fault, Ops, in_layer
-from validation.gates.parity_judge import CACHE_MULTIPLE
+from validation.gates.parity.judge import CACHE_MULTIPLE
 from validation.mutation.shared import SharedTarget
 from validation.targets.base import Arm, ArmConfig, ForcedStep, Target
 from validation.verdict import Verdict

@@ -11,8 +11,8 @@ from small_k3 import context_of
 
 from validation.faults.catalogue import FAULTS
 from validation.gates.base import Unit
-from validation.gates.parity import ParityGate
-from validation.gates.sync import SyncGate
+from validation.gates.parity.gate import ParityGate
+from validation.gates.sync.gate import SyncGate
 from validation.mutation.plan import can_see, units_for
 from validation.profile import load_profile, profile_names
 from validation.record import PlotDoc

@@ -1,0 +1,336 @@
+"""The target `openai`, and `decodegate compare`, on made-up servers: who they are, what they show, what ran."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_openai import FakeServer, Fault, chat_reply, serving
+
+from evals.samples import Request
+from validation.cli.app import main
+from validation.gates.base import Context, GateResult
+from validation.gates.parity.gate import ParityGate
+from validation.targets.base import ArmConfig, Capability, TargetError
+from validation.targets.openai import OpenAITarget
+from validation.targets.openai_arm import UNSHOWN
+from validation.targets.registry import load_target
+from validation.verdict import EXIT_USAGE, Verdict
+
+INFO = "/server_info?config_format=json"
+BASELINE = ArmConfig("baseline")
+CANDIDATE = ArmConfig("candidate", decode_backend="latency_specialized")
+AS_IT_IS = ArmConfig("candidate")
+
+
+def shows(backend: str) -> dict[str, str]:
+    """The page on which vLLM's developer mode tells its configuration."""
+    return {INFO: json.dumps({"vllm_config": {"additional_config": {"decode_backend": backend}}})}
+
+
+@pytest.fixture
+def baseline() -> Iterator[FakeServer]:
+    with serving(FakeServer()) as server:
+        yield server
+
+
+@pytest.fixture
+def candidate() -> Iterator[FakeServer]:
+    with serving(FakeServer()) as server:
+        yield server
+
+
+def target_of(baseline: FakeServer, candidate: FakeServer, folder: Path | None = None, **own: Any) -> OpenAITarget:
+    options = {"baseline": {"url": baseline.url}, "candidate": {"url": candidate.url, **own}, "patience_seconds": 1}
+    target = OpenAITarget.configured(None, options)
+    if folder is not None:
+        target.keep_in(folder)
+    return target
+
+
+REQUEST = Request(
+    task="t",
+    item="i",
+    repeat=0,
+    messages=({"role": "user", "content": "?"},),
+    seed=1,
+    temperature=0,
+    top_p=1,
+    max_tokens=4,
+)
+
+
+def test_it_can_answer_chats_and_nothing_else(baseline: FakeServer, candidate: FakeServer) -> None:
+    target = target_of(baseline, candidate)
+    assert target.capabilities == {Capability.CONVERSE}
+    with pytest.raises(TargetError, match="cannot be asked for run op"):
+        target.open(BASELINE).run_op("x", {})
+
+
+def test_answers_of_both_servers_come_back_and_are_kept(
+    baseline: FakeServer, candidate: FakeServer, tmp_path: Path
+) -> None:
+    target = target_of(baseline, candidate, tmp_path / "kept")
+    assert [s.arm for s in target.samples([REQUEST], (BASELINE, AS_IT_IS))] == ["baseline", "candidate"]
+    assert target.samples([REQUEST], (BASELINE, AS_IT_IS))
+    assert len(baseline.seen) == len(candidate.seen) == 1
+
+
+def test_a_candidate_that_would_show_nothing_is_refused_before_anything_is_asked(
+    baseline: FakeServer, candidate: FakeServer
+) -> None:
+    with pytest.raises(TargetError, match="nothing would show that its server runs latency_specialized"):
+        target_of(baseline, candidate).open(CANDIDATE)
+
+
+def test_a_server_that_was_started_otherwise_is_refused(baseline: FakeServer, candidate: FakeServer) -> None:
+    candidate.pages = shows("auto")
+    with pytest.raises(TargetError, match="its server was started with 'auto'"):
+        target_of(baseline, candidate).open(CANDIDATE)
+    candidate.pages = shows("latency_specialized")
+    with pytest.raises(TargetError, match="its server was started with 'latency_specialized'"):
+        target_of(baseline, candidate).open(AS_IT_IS)
+
+
+def test_a_configuration_that_names_the_backend_counts_as_shown(
+    baseline: FakeServer, candidate: FakeServer, tmp_path: Path
+) -> None:
+    candidate.pages = shows("latency_specialized")
+    target = target_of(baseline, candidate, tmp_path)
+    arm = target.open(CANDIDATE)
+    target.samples([REQUEST], (BASELINE, CANDIDATE))
+    assert arm.counters().steps == {"specialized": 1}
+    assert not arm.counters().fallbacks
+
+
+@pytest.mark.parametrize("place", ["log", "metrics", "nowhere"])
+def test_a_sign_counts_where_log_or_metrics_hold_it_and_its_lack_fails_closed(
+    place: str, baseline: FakeServer, candidate: FakeServer, tmp_path: Path
+) -> None:
+    """Even a configuration that names the backend does not help where the sign is missing."""
+    candidate.pages = shows("latency_specialized") | {"/metrics": "steps{path='own'} 3\n" * (place == "metrics")}
+    (tmp_path / "log").write_text("started\n" + "steps{path='own'}\n" * (place == "log"))
+    target = target_of(baseline, candidate, tmp_path / "j", sign="steps{path='own'}", log=str(tmp_path / "log"))
+    target.samples([REQUEST], (BASELINE, CANDIDATE))
+    counters = target.open(CANDIDATE).counters()
+    assert counters.fallbacks == ({UNSHOWN: 1} if place == "nowhere" else {})
+    assert set(counters.steps) == ({"generic"} if place == "nowhere" else {"specialized"})
+
+
+def test_a_server_that_became_another_one_ends_the_run(
+    baseline: FakeServer, candidate: FakeServer, tmp_path: Path
+) -> None:
+    metrics = 'vllm:cache_config_info{block_size="16",cache_dtype="%s"} 1.0\n'
+    candidate.pages = {"/metrics": metrics % "auto"}
+    target = target_of(baseline, candidate, tmp_path)
+    assert target.fingerprint()["candidate kv_cache_dtype"] == "auto"
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        candidate.pages = {"/metrics": metrics % "fp8"}
+        return chat_reply("x", asked)
+
+    candidate.answer = answer
+    with pytest.raises(TargetError, match="kv_cache_dtype was 'auto' and is 'fp8'"):
+        target.samples([REQUEST], (BASELINE, AS_IT_IS))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "target.options.baseline: Field required"),
+        ({"baseline": {"url": "ftp://x"}, "candidate": {"url": "http://x"}}, "is not an address"),
+        ({"baseline": {"url": "http://127.0.0.1:9"}, "candidate": {"url": "http://127.0.0.1:9"}}, "cannot be reached"),
+    ],
+)
+def test_bad_options_are_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refused:
+        load_target("openai", None, options)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="loads no model"):
+        load_target("openai", tmp_path, {})
+
+
+def test_a_server_without_the_model_says_which_it_has(baseline: FakeServer, candidate: FakeServer) -> None:
+    with pytest.raises(TargetError, match="has no model 'big'; it has: tiny"):
+        target_of(baseline, candidate, model="big")
+
+
+def test_options_for_a_target_that_takes_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="takes no options, not url"):
+        load_target("builtin", None, {"url": "x"})
+
+
+ITEMS, REPEATS = 12, 4
+PROFILE = f"""
+description = "One eval, on servers."
+required = ["evals", "parity"]
+[target]
+kind = "builtin"
+[baseline]
+decode_backend = "auto"
+[candidate]
+decode_backend = "latency_specialized"
+[gates.evals]
+origin = "generated"
+batch = 64
+drafts = 0
+kv_cache_dtype = "bf16"
+[[gates.evals.evals]]
+name = "aime25"
+items = {ITEMS}
+repeats = {REPEATS}
+margin = 0.3
+[gates.parity]
+prompt_length = 8
+decode_length = 8
+min_sequences = 2
+cells = [{{ kv_cache_dtype = "bf16", tensor_parallel = [1], batches = [1] }}]
+"""
+
+
+def compare(folder: Path, baseline: FakeServer, candidate: FakeServer, *words: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and record of a comparison."""
+    (folder / "p.toml").write_text(PROFILE)
+    given = ["compare", "--baseline", baseline.url, "--candidate", candidate.url, "--profile", str(folder / "p.toml")]
+    code = main([*given, "--out", str(folder / "runs"), *words])
+    records = sorted((folder / "runs").glob("*/record.json"))
+    return code, json.loads(records[-1].read_text()) if records else {}
+
+
+def answers(right: bool) -> FakeServer:
+    """A server that knows every answer of the generated items, or gives a wrong one."""
+    from evals.tasks import load_task
+
+    task = load_task("aime25", "generated", ITEMS, 0, None)
+    known = {task.messages(item, 0)[0]["content"]: task.items[item].answer for item in task.item_ids}
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        number = known[asked["messages"][0]["content"]]
+        return chat_reply(f"\\boxed{{{number if right else (int(number) + 1) % 1000}}}", asked)
+
+    return FakeServer(answer=answer)
+
+
+def test_compare_passes_equal_servers_and_names_what_it_could_not_judge(tmp_path: Path) -> None:
+    with serving(answers(True)) as a, serving(answers(True)) as b:
+        code, record = compare(tmp_path, a, b, "--backend", "any")
+    assert code == 0
+    assert record["stable"]["not_judged"]["parity"].startswith("target 'openai' lacks the capability")
+    assert record["stable"]["target"]["fingerprint"]["candidate url"] == b.url
+
+
+def test_compare_fails_a_candidate_that_answers_wrongly(tmp_path: Path) -> None:
+    with serving(answers(True)) as a, serving(answers(False)) as b:
+        code, _ = compare(tmp_path, a, b, "--backend", "any")
+    assert code == 1
+
+
+def test_compare_fails_closed_where_the_sign_is_missing(tmp_path: Path) -> None:
+    with serving(answers(True)) as a, serving(answers(True)) as b:
+        code, record = compare(tmp_path, a, b, "--sign", "own kernels ran")
+    assert code == 1
+    assert UNSHOWN in json.dumps(record["stable"]["gates"])
+
+
+def test_compare_refuses_a_server_that_could_show_nothing(
+    tmp_path: Path, baseline: FakeServer, candidate: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = compare(tmp_path, baseline, candidate)
+    assert code == EXIT_USAGE
+    assert "VLLM_SERVER_DEV_MODE=1" in capsys.readouterr().err
+
+
+def test_a_comparison_that_a_server_ended_is_resumed_and_asks_only_what_is_left(tmp_path: Path) -> None:
+    away = [Fault("status", 503)] * 1000
+    with serving(answers(True)) as a, serving(answers(True)) as b:
+        right = b.answer
+
+        def answer(asked: dict[str, Any]) -> Any:
+            if len(b.seen) >= 10:
+                b.faults = list(away)
+            return right(asked)
+
+        b.answer = answer
+        code, record = compare(tmp_path, a, b, "--backend", "any", "--patience-seconds", "0.2")
+        assert (code, record["stable"]["verdict"]) == (4, "ERROR")
+        assert "has not answered for 0.2 s" in record["stable"]["gates"][-1]["summary"]
+        b.faults, b.answer = [], right
+        answered = len(a.seen)
+        code = main(["run", "--resume", record["run"]["id"], "--out", str(tmp_path / "runs")])
+        assert code == 0
+    assert answered >= 10
+    assert len(a.seen) < 2 * ITEMS * REPEATS
+    journal = next((tmp_path / "runs").glob("*/target/*.jsonl")).read_bytes()
+    assert journal.count(b"\n") == 1 + 2 * ITEMS * REPEATS
+
+
+VOCAB = 260
+
+
+def forceable(wrong: float = 0.0, follows: bool = True) -> FakeServer:
+    """A vLLM whose logits are a function of the text, with some noise; `wrong` makes them another's."""
+    noise = np.random.default_rng(0)
+
+    def step(tokens: list[int]) -> dict[str, float]:
+        logits = 2 * np.random.default_rng(tokens[-4:]).standard_normal(VOCAB) + 0.01 * noise.standard_normal(VOCAB)
+        logits += wrong * np.random.default_rng([9, *tokens[-4:]]).standard_normal(VOCAB)
+        return {f"token_id:{i}": float(logit) for i, logit in enumerate(logits)}
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        if asked["_path"] == "/tokenize":
+            return {"tokens": [byte % VOCAB for byte in asked["prompt"].encode()]}
+        forced, prompt = asked["vllm_xargs"]["decodegate_forced"], asked["prompt"]
+        told = {
+            "tokens": [f"token_id:{token if follows else 7}" for token in forced],
+            "top_logprobs": [step([*prompt, *forced[:i]]) for i in range(len(forced))],
+        }
+        return {"choices": [{"text": "", "logprobs": told}]}
+
+    return FakeServer(answer=answer, owned_by="vllm")
+
+
+def parity_of(candidate: FakeServer) -> GateResult:
+    settings = {
+        "prompt_length": 8,
+        "decode_length": 6,
+        "min_sequences": 8,
+        "cells": [{"kv_cache_dtype": "bf16", "tensor_parallel": [1], "batches": [4]}],
+    }
+    with serving(forceable()) as a, serving(candidate) as b:
+        target = target_of(a, b)
+        assert {Capability.TEACHER_FORCED, Capability.FULL_LOGITS} <= target.capabilities
+        context = Context(target, BASELINE, AS_IT_IS, 0, settings)
+        gate = ParityGate()
+        return gate.judge({unit.id: gate.measure(unit, context) for unit in gate.plan(context)}, context)
+
+
+def test_servers_that_can_be_forced_are_judged_by_parity() -> None:
+    assert parity_of(forceable()).verdict is Verdict.PASS
+    assert parity_of(forceable(wrong=0.2)).verdict is Verdict.FAIL
+
+
+def test_a_server_that_leaves_the_given_tokens_is_not_judged_by_parity() -> None:
+    with serving(forceable()) as a, serving(forceable(follows=False)) as b:
+        target = target_of(a, b)
+    assert target.capabilities == {Capability.CONVERSE}
+    with pytest.raises(TargetError, match="unless you start it with --max-logprobs -1"):
+        target.open(BASELINE).forced_decode([[1, 2]], 1)
+
+
+def test_api_keys_are_in_no_file_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "sk-secret-123456789"
+    monkeypatch.setenv("DECODEGATE_CANDIDATE_API_KEY", secret)
+    with serving(answers(True)) as a, serving(answers(True)) as b:
+        compare(tmp_path, a, b, "--backend", "any")
+    assert b.headers[0]["Authorization"] == f"Bearer {secret}"
+    assert "Authorization" not in a.headers[0]
+    files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
+    assert files
+    assert not any(secret.encode() in file.read_bytes() for file in files)

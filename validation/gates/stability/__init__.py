@@ -1,0 +1,1 @@
+"""Gate 4: long answers of both arms, paired by prompt."""
