@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from validation.errors import UsageError, one_line
 from validation.gates.base import Gate
 from validation.gates.registry import GATES
-from validation.jsonio import named
+from validation.records.jsonio import named
 from validation.targets.base import ArmConfig
 from validation.targets.registry import TARGETS
 

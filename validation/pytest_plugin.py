@@ -24,7 +24,7 @@ import pytest
 if TYPE_CHECKING:
     from validation.gates.base import Gate
     from validation.profile import Profile
-    from validation.record import RunRecord
+    from validation.records.record import RunRecord
 
 _PROFILE = "--decodegate-profile"
 
@@ -101,9 +101,9 @@ class GateItem(pytest.Item):
         return self.path, None, f"decodegate {self.profile_name}: {self.gate.name}"
 
     def _judge(self) -> tuple[RunRecord, Path]:
-        from validation.environment import set_threads
         from validation.reports.write import write_reports
-        from validation.runner import Request, run
+        from validation.run.environment import set_threads
+        from validation.run.runner import Request, run
         from validation.targets.registry import load_target
 
         set_threads(None)

@@ -10,8 +10,8 @@ from validation.errors import UsageError
 from validation.gates.numerics.replay import replay_error
 from validation.names import is_safe_name
 from validation.profile import Profile
-from validation.record import RunRecord
-from validation.storage import RunFolder
+from validation.records.record import RunRecord
+from validation.records.storage import RunFolder
 
 GATE = "numerics"
 RUNS, CASES = 10, 20

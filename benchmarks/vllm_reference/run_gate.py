@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.vllm_reference.run_vllm import SHIPPED
 from validation.gates.base import Context
 from validation.gates.parity.gate import ParityGate
-from validation.jsonio import named
+from validation.records.jsonio import named
 from validation.targets.base import ArmConfig
 from validation.targets.vllm import VllmTarget
 from validation.verdict import exit_code

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from validation import environment
 from validation.cli.app import main
+from validation.run import environment
 
 if __name__ == "__main__":
     # Someone may commit while the test runs; resuming across commits is refused, which is not the matter here.

@@ -8,8 +8,9 @@ import decodegate_toy as toy
 import pytest
 from toy_commandline import CommandLine
 
-from validation import environment, loading
+from validation import loading
 from validation.gates import registry as gates
+from validation.run import environment
 from validation.targets import registry as targets
 
 

@@ -11,7 +11,7 @@ import pytest
 from toy_commandline import CommandLine
 
 from validation.cli.app import main
-from validation.storage import RunFolder
+from validation.records.storage import RunFolder
 
 
 def refused(decodegate: CommandLine, *parts: str) -> None:

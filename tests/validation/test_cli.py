@@ -14,10 +14,10 @@ from toy_commandline import CommandLine
 
 from validation.cli.app import app, main
 from validation.gates.base import GateResult
-from validation.progress import Lines, Live
-from validation.record import gate_doc
+from validation.records.record import gate_doc
+from validation.run.progress import Lines, Live
+from validation.run.version import version
 from validation.verdict import Verdict
-from validation.version import version
 
 README = Path(__file__).parents[2] / "README.md"
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -20,12 +20,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_k3 import write_model
 
-from validation import environment
 from validation.cli.app import main
 from validation.faults.catalogue import FAULTS
-from validation.jsonio import digest
-from validation.record import RunRecord, UnitRecord, stable_bytes
-from validation.storage import RunFolder
+from validation.records.jsonio import digest
+from validation.records.record import RunRecord, UnitRecord, stable_bytes
+from validation.records.storage import RunFolder
+from validation.run import environment
 from validation.verdict import Verdict
 
 PROFILE = """

@@ -11,7 +11,7 @@ import decodegate_toy as toy
 import pytest
 
 import validation.cli.running  # noqa: F401 - what is imported before a run in this process is not imported again
-from validation.storage import RunFolder
+from validation.records.storage import RunFolder
 
 pytest_plugins = ["pytester"]
 
@@ -21,7 +21,8 @@ CONFTEST = f"""
 import sys
 sys.path.insert(0, {str(HERE)!r})
 import decodegate_toy as toy
-from validation import environment, loading
+from validation import loading
+from validation.run import environment
 from validation.gates import registry as gates
 from validation.targets import registry as targets
 gates.GATES.clear()

@@ -13,10 +13,10 @@ from toy_commandline import CommandLine
 from decode_impl.config import read_config
 from decode_impl.config_fields import ConfigError
 from decode_impl.presets import K3_MINI
-from validation import version
 from validation.errors import UsageError
 from validation.profile import load_profile
-from validation.storage import RunFolder
+from validation.records.storage import RunFolder
+from validation.run import version
 
 
 def config_error(folder: Path, text: str) -> str:
@@ -101,7 +101,7 @@ def test_an_edit_of_the_code_changes_the_version_that_results_are_kept_under(
     for package in version.PACKAGES:
         (tmp_path / package).mkdir()
         (tmp_path / package / "module.py").write_text("x = 1\n")
-    monkeypatch.setattr(version, "__file__", str(tmp_path / "validation" / "version.py"))
+    monkeypatch.setattr(version, "__file__", str(tmp_path / "validation" / "run" / "version.py"))
     seen = []
     for text in ("x = 1\n", "x = 2\n", "x = 1\n"):
         (tmp_path / "numerics" / "module.py").write_text(text)

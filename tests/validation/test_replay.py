@@ -11,15 +11,15 @@ import pytest
 from small_k3 import SMALL_K3, small_target
 
 from decode_impl.random_weights import random_checkpoint
-from validation import environment
 from validation.faults.base import Fault
 from validation.faults.catalogue import FAULTS
 from validation.gates.numerics.gate import NumericsGate
 from validation.profile import Profile, profile_from
-from validation.record import RunRecord
+from validation.records.record import RunRecord
+from validation.records.storage import RunFolder
 from validation.replay import earlier_failures, with_replays
-from validation.runner import Request, run
-from validation.storage import RunFolder
+from validation.run import environment
+from validation.run.runner import Request, run
 from validation.targets.base import ArmConfig
 from validation.targets.builtin import BuiltinTarget
 from validation.targets.builtin_arm import BuiltinArm

@@ -14,12 +14,12 @@ import pytest
 from toy_commandline import CommandLine
 
 from validation.profile import Profile
-from validation.record import FindingDoc, GateDoc, PlotDoc, RunRecord, TableDoc
+from validation.records.record import FindingDoc, GateDoc, PlotDoc, RunRecord, TableDoc
+from validation.records.storage import RunFolder
 from validation.reports import github, junit, markdown, plots
 from validation.reports.text import cell
 from validation.reports.write import write_reports
-from validation.runner import Request, run
-from validation.storage import RunFolder
+from validation.run.runner import Request, run
 from validation.verdict import Verdict
 
 HOSTILE = (

@@ -8,8 +8,8 @@ import decodegate_toy as toy
 import pytest
 
 from validation.gates.base import Context, GateResult, Unit
-from validation.judging import counts_as, fail_closed, plan_error, run_verdict, stopper
-from validation.record import ArmUse, GateDoc
+from validation.records.record import ArmUse, GateDoc
+from validation.run.judging import counts_as, fail_closed, plan_error, run_verdict, stopper
 from validation.targets.base import ArmConfig
 from validation.verdict import Verdict, exit_code, overall
 

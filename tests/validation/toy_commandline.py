@@ -9,8 +9,8 @@ import decodegate_toy as toy
 import pytest
 
 from validation.cli.app import main
-from validation.record import RunRecord
-from validation.storage import RunFolder
+from validation.records.record import RunRecord
+from validation.records.storage import RunFolder
 
 
 @dataclass

@@ -12,9 +12,11 @@ from typing import Any
 
 import decodegate_toy as toy
 
-from validation import environment, loading, storage
+from validation import loading
 from validation.cli.app import main
 from validation.gates import registry as gates
+from validation.records import storage
+from validation.run import environment
 from validation.targets import registry as targets
 
 gates.GATES.clear()

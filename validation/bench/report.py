@@ -9,7 +9,7 @@ from typing import Any
 from validation.bench.clock import Spread
 from validation.bench.lines import Line
 from validation.bench.settings import Settings
-from validation.record import Environment
+from validation.records.record import Environment
 
 SCHEMA = 1
 CPU_CAVEAT = "On a CPU the specialised arm is the EMULATION of its kernels: these times say nothing about a GPU."

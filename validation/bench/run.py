@@ -23,10 +23,10 @@ from validation.bench.settings import Settings
 from validation.bench.steps import StepBench
 from validation.bench.traffic import weight_bytes
 from validation.bench.weights import random_weights
-from validation.environment import environment
 from validation.errors import UsageError, describe
-from validation.jsonio import named, pretty
-from validation.storage import write_atomically
+from validation.records.jsonio import named, pretty
+from validation.records.storage import write_atomically
+from validation.run.environment import environment
 
 JSON_NAME, MARKDOWN_NAME = "bench.json", "bench.md"
 

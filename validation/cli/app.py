@@ -26,8 +26,8 @@ from validation.cli import (
     soaking,
 )
 from validation.errors import RunInterrupted, UsageError, one_line
+from validation.run.version import version
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
-from validation.version import version
 
 _EXIT_INTERRUPTED = 130
 _EXIT_ABORT_BISECT = 129

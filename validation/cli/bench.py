@@ -132,8 +132,8 @@ def bench(
     from validation.bench.run import bench as measure
     from validation.bench.settings import BATCHES, DRAFTS, Settings
     from validation.cli.printing import say
-    from validation.environment import set_threads
     from validation.errors import UsageError
+    from validation.run.environment import set_threads
     from validation.verdict import Verdict, exit_code
 
     if (no_drafts and drafts) or (no_serve and serve):

@@ -18,7 +18,7 @@ from validation.bisect.commits.state import Method, Question, State, read_state
 from validation.cli.lines import say
 from validation.errors import UsageError
 from validation.gates.registry import GATES
-from validation.storage import RunFolder, new_run_id
+from validation.records.storage import RunFolder, new_run_id
 from validation.verdict import Verdict, exit_code
 
 NOISY_GATES = frozenset({"sync", "stability", "evals", "performance"})

@@ -13,17 +13,17 @@ from validation.bisect.kernels import Found, KernelsDoc, Search, confirm, docume
 from validation.bisect.places import NEEDS
 from validation.bisect.question import Cell, ParityQuestion
 from validation.cli.lines import say
-from validation.environment import set_threads
 from validation.errors import UsageError, one_line
 from validation.faults.base import Fault, in_layer
-from validation.jsonio import pretty
 from validation.loading import load_faults
 from validation.profile import DEFAULT_PROFILE, EMBEDDED, load_profile
-from validation.storage import RunFolder, new_run_id
+from validation.records.jsonio import pretty
+from validation.records.storage import RunFolder, new_run_id
+from validation.run.environment import set_threads
+from validation.run.version import code_version
 from validation.targets.base import Capability
 from validation.targets.registry import load_target
 from validation.verdict import Verdict, exit_code
-from validation.version import code_version
 
 KERNELS_FILE = "kernels.json"
 

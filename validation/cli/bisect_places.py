@@ -13,12 +13,12 @@ from validation.bisect.localise import Located, Place, boundary_tensors, locate,
 from validation.cli.bisect_inside import InsideOptions, model_name, question_of
 from validation.cli.lines import say
 from validation.gates.parity.judge import CACHE_MULTIPLE
-from validation.jsonio import named, pretty
 from validation.profile import DEFAULT_PROFILE
-from validation.storage import RunFolder, new_run_id
+from validation.records.jsonio import named, pretty
+from validation.records.storage import RunFolder, new_run_id
+from validation.run.version import code_version
 from validation.targets.base import Capability
 from validation.verdict import exit_code
-from validation.version import code_version
 
 TENSORS_FILE = "boundary.safetensors"
 

@@ -52,11 +52,11 @@ def fuzz(
     0 nothing failed, or every fault asked for was found in at most 12 operations; 1 otherwise;
     2 wrong usage or bad input
     """
-    from validation.environment import default_workers, set_threads
     from validation.errors import UsageError
     from validation.fuzz.files import Subject, fault_named
     from validation.fuzz.work import Work, scheduling_faults, searched
     from validation.loading import load_faults
+    from validation.run.environment import default_workers, set_threads
 
     if model is not None and not whole_model:
         raise UsageError("--model is fuzzed with --whole-model only; the miniature is always the same")

@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from validation.cli.running import faults_named, gates_named
-from validation.environment import default_workers, set_threads
 from validation.loading import load_faults
 from validation.mutation.request import options_of
 from validation.mutation.run import MutationRequest, mutate, resumption
 from validation.mutation.smoke import SMOKE, looks_of, with_settings
-from validation.processes import LocalProcesses, terminated_as_interrupted
 from validation.profile import DEFAULT_PROFILE, Profile, load_profile, profile_from
+from validation.records.storage import RunFolder
 from validation.reports.mutation import headline, open_rows, why, write_matrix
-from validation.storage import RunFolder
+from validation.run.environment import default_workers, set_threads
+from validation.run.processes import LocalProcesses, terminated_as_interrupted
 from validation.targets.registry import load_target
 from validation.verdict import Verdict, exit_code
 

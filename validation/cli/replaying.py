@@ -28,8 +28,8 @@ def replay(
 
     0 it does not fail any more, 1 it fails again, 2 no such file, or none that can be replayed
     """
-    from validation.environment import set_threads
-    from validation.replay_files import PLAYERS
+    from validation.records.replay_files import PLAYERS
+    from validation.run.environment import set_threads
 
     content = _read(file)
     kind = content.get("kind") if isinstance(content, dict) else None

@@ -10,21 +10,21 @@ from pathlib import Path
 from rich.console import Console
 
 from validation.cli.options import MOST_THREADS
-from validation.environment import default_workers, set_threads
 from validation.errors import UsageError
 from validation.faults.base import Fault
 from validation.gates.base import Gate
 from validation.gates.registry import load_gate
 from validation.loading import load_faults
-from validation.processes import LocalProcesses
 from validation.profile import DEFAULT_PROFILE, EMBEDDED, ModelSection, Profile, load_profile, profile_from
-from validation.progress import Lines, Live, Progress
-from validation.record import RunRecord
+from validation.records.record import RunRecord
+from validation.records.storage import RunFolder
 from validation.replay import with_replays
 from validation.reports import github, markdown, terminal
 from validation.reports.write import write_reports
-from validation.runner import Request, run
-from validation.storage import RunFolder
+from validation.run.environment import default_workers, set_threads
+from validation.run.processes import LocalProcesses
+from validation.run.progress import Lines, Live, Progress
+from validation.run.runner import Request, run
 from validation.targets.optional import Keeping
 from validation.targets.registry import load_target
 

@@ -13,7 +13,7 @@ from validation.cli import options
 from validation.cli.printing import say
 
 if TYPE_CHECKING:
-    from validation.storage import RunFolder
+    from validation.records.storage import RunFolder
 
 _NOT_SIGNED = 3
 
@@ -45,7 +45,7 @@ def run_folder(run: str, out: Path) -> RunFolder:
     Raises:
         UsageError: there is no such run.
     """
-    from validation.storage import RunFolder
+    from validation.records.storage import RunFolder
 
     path = Path(run) if os.sep in run else out / run
     return RunFolder.find(path.parent, path.name)
@@ -71,11 +71,11 @@ def signoff(
 
     0 signed GO, 1 NO-GO, 2 wrong usage or bad input, 3 inconclusive, or GO without a signature
     """
+    from validation.records.storage import new_run_id
     from validation.signoff.document import render
     from validation.signoff.folder import gather, signer, write_signoff
     from validation.signoff.keys import read_private_key
     from validation.signoff.ruling import Outcome
-    from validation.storage import new_run_id
 
     secret = read_private_key(key) if key is not None else None
     folders = [run_folder(run, out) for run in runs]

@@ -101,8 +101,8 @@ def _for_minutes(minutes: float) -> Callable[[], bool]:
 def _soak_engine(
     model: Path | None, faults: tuple[str, ...], drafts: int, seed: int, go_on: Callable[[], bool]
 ) -> Soaked:
-    from validation.environment import set_threads
-    from validation.replay_files import fault_named
+    from validation.records.replay_files import fault_named
+    from validation.run.environment import set_threads
     from validation.soak.soak import MAX_CONTEXT, soak
     from validation.targets.base import ArmConfig
     from validation.targets.registry import load_target

@@ -12,9 +12,9 @@ from validation.faults.base import Fault
 from validation.fuzz.case import Case, as_json, from_json
 from validation.fuzz.search import Failure
 from validation.fuzz.trial import prepare
-from validation.jsonio import pretty
 from validation.loading import load_faults
-from validation.storage import write_atomically
+from validation.records.jsonio import pretty
+from validation.records.storage import write_atomically
 from validation.targets.base import ArmConfig
 from validation.targets.registry import load_target
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from validation.errors import UsageError
 from validation.files import read_limited
-from validation.jsonio import digest
-from validation.metrics import flat
-from validation.reading import LARGEST_RECORD
-from validation.record import RunRecord
-from validation.storage import RunFolder
+from validation.records.jsonio import digest
+from validation.records.metrics import flat
+from validation.records.reading import LARGEST_RECORD
+from validation.records.record import RunRecord
+from validation.records.storage import RunFolder
 
 MOST_FIGURES = 20_000
 """Figures kept of a gate. The numerics gate has about 300; a gate beyond this lists cases, not metrics."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from validation.history.entry import Entry
-from validation.jsonio import canonical
+from validation.records.jsonio import canonical
 
 Row = tuple[str, str, str]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from validation.faults.base import Fault
 from validation.gates.base import Json
-from validation.jsonio import canonical
 from validation.mutation.measure import BLIND, CAUGHT, ERROR, MISSED
+from validation.records.jsonio import canonical
 
 
 class Outcome(StrEnum):

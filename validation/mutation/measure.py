@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from validation.errors import describe, one_line
-from validation.executor import Failed, measure_unit
 from validation.faults.base import GATES_BY_COST, Fault
 from validation.faults.broken import BrokenFault
 from validation.gates.base import Context, Gate, Json, Unit
 from validation.gates.registry import load_gate
-from validation.jsonio import unpacked
 from validation.loading import load_faults
 from validation.mutation.plan import can_see, units_for
 from validation.mutation.shared import SharedTarget
+from validation.records.jsonio import unpacked
+from validation.run.executor import Failed, measure_unit
 from validation.targets.base import Capability, Target
 from validation.verdict import Verdict
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from validation.errors import UsageError, one_line
 from validation.gates.base import Json
-from validation.jsonio import pretty
-from validation.storage import RunFolder
+from validation.records.jsonio import pretty
+from validation.records.storage import RunFolder
 
 FILE = "request.json"
 

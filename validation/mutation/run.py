@@ -9,23 +9,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from validation.environment import environment
 from validation.errors import RunInterrupted, UsageError
-from validation.executor import Executor, Failed, InProcess
 from validation.faults.base import Fault
 from validation.gates.base import Context, Gate, Json, Unit
 from validation.gates.registry import by_layer
-from validation.jsonio import digest, named, pretty
 from validation.mutation.matrix import Matrix, row_of
 from validation.mutation.measure import HEALTHY, MutationGate
 from validation.mutation.plan import can_see, components_first, units_for
 from validation.mutation.request import OPTIONS, started_with
 from validation.mutation.smoke import Looks, OneLook, used
 from validation.profile import Profile, check_settings
-from validation.record import UnitResult, arm_doc
-from validation.storage import RunFolder, new_run_id
+from validation.records.jsonio import digest, named, pretty
+from validation.records.record import UnitResult, arm_doc
+from validation.records.storage import RunFolder, new_run_id
+from validation.run.environment import environment
+from validation.run.executor import Executor, Failed, InProcess
+from validation.run.version import code_version
 from validation.targets.base import Capability, Target
-from validation.version import code_version
 
 Told = Callable[[str, int, int], None]
 """Is told of every finished fault: its id, how many are done, of how many."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from validation.errors import UsageError
-from validation.record import RunRecord
+from validation.records.record import RunRecord
 from validation.reports import wording
 from validation.reports.text import shortened, visible
 from validation.verdict import Verdict

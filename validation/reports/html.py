@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from validation.jsonio import pretty
-from validation.record import RunRecord
+from validation.records.jsonio import pretty
+from validation.records.record import RunRecord
 from validation.reports import plots, text, wording
 
 TEMPLATES = Path(__file__).parent / "templates"

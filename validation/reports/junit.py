@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree as Xml
 
-from validation.record import FindingDoc, GateDoc, RunRecord
+from validation.records.record import FindingDoc, GateDoc, RunRecord
 from validation.reports.text import visible, visible_line
 from validation.verdict import Verdict
 

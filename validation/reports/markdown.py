@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from validation.record import GateDoc, RunRecord, TableDoc
+from validation.records.record import GateDoc, RunRecord, TableDoc
 from validation.reports import wording
 from validation.reports.text import cell, markdown, shortened, visible_line
 

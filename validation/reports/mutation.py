@@ -10,9 +10,9 @@ from typing import Any
 from markupsafe import Markup
 
 from validation.mutation.matrix import Matrix, Outcome, Row
+from validation.records.storage import RunFolder
 from validation.reports.html import TEMPLATES, environment
 from validation.reports.text import markdown, shortened
-from validation.storage import RunFolder
 
 MARKS = {"caught": "✓", "missed": "✗", "cannot see it": "·", "error": "!", "": " "}
 """What a gate said, as one sign; a blank where it was not asked."""

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from validation.record import PlotDoc
+from validation.records.record import PlotDoc
 from validation.reports.text import shortened, visible_line
 from validation.reports.timeline import draw_timeline
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from validation.record import RunRecord
+from validation.records.record import RunRecord
 from validation.reports import wording
 from validation.reports.text import shortened, visible_line
 from validation.verdict import Verdict

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from validation.record import PlotDoc
+from validation.records.record import PlotDoc
 
 BEGAN = "issued behind"
 """The series that says behind which event each event began, where it began earlier than it took effect."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from validation.record import GateDoc, RunRecord
+from validation.records.record import GateDoc, RunRecord
 from validation.verdict import Verdict
 
 MARKS = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from validation.jsonio import pretty
-from validation.record import RunRecord
-from validation.replay_files import replay_files
+from validation.records.jsonio import pretty
+from validation.records.record import RunRecord
+from validation.records.replay_files import replay_files
+from validation.records.storage import RunFolder
 from validation.reports import html, junit, markdown, plots
-from validation.storage import RunFolder
 
 
 def write_reports(folder: RunFolder, record: RunRecord) -> Path:

@@ -19,8 +19,8 @@ from securesystemslib.exceptions import FormatError, VerificationError
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from validation.errors import UsageError
-from validation.jsonio import canonical, pretty
-from validation.reading import first_problem
+from validation.records.jsonio import canonical, pretty
+from validation.records.reading import first_problem
 from validation.signoff.decision import Decision, Result
 from validation.signoff.policy import Policy
 from validation.signoff.ruling import Outcome

@@ -12,8 +12,8 @@ from datetime import date
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from validation.metrics import flat
-from validation.record import GateDoc, RunRecord
+from validation.records.metrics import flat
+from validation.records.record import GateDoc, RunRecord
 from validation.signoff.mutation import Mutation
 from validation.signoff.policy import Margin, Policy, Waiver
 from validation.signoff.records import record_rulings

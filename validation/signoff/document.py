@@ -8,9 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from validation.jsonio import canonical
-from validation.metrics import flat
-from validation.record import GateDoc, PlotDoc, RunRecord
+from validation.records.jsonio import canonical
+from validation.records.metrics import flat
+from validation.records.record import GateDoc, PlotDoc, RunRecord
 from validation.reports import plots, wording
 from validation.reports.html import TEMPLATES, environment
 from validation.reports.text import shortened, visible_line

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from validation.errors import UsageError, one_line
-from validation.jsonio import digest
-from validation.record import GateDoc
-from validation.storage import RunFolder
+from validation.records.jsonio import digest
+from validation.records.record import GateDoc
+from validation.records.storage import RunFolder
 
 NOT_EVIDENCE = frozenset({"lock"})
 """Files at the top of a run folder that say nothing about the run: who works on it right now."""

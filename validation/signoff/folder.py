@@ -11,13 +11,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from validation.errors import UsageError
 from validation.files import read_limited
-from validation.record import RunRecord
+from validation.records.record import RunRecord
+from validation.records.storage import RunFolder, write_atomically
 from validation.signoff.attestation import key_id, sign, statement
 from validation.signoff.decision import Decision, decide
 from validation.signoff.evidence import files, require_units, root, sha256
 from validation.signoff.mutation import Mutation, read_mutation
 from validation.signoff.policy import Policy, load_policy
-from validation.storage import RunFolder, write_atomically
 
 DOCUMENT = "signoff.html"
 ENVELOPE = "signoff.dsse.json"

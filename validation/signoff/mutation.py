@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from validation.errors import UsageError
 from validation.files import read_limited
-from validation.reading import LARGEST_RECORD, first_problem
+from validation.records.reading import LARGEST_RECORD, first_problem
 
 
 class _Score(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any
 
 from validation.errors import UsageError
 from validation.profile import load_profile, profile_names
-from validation.record import RunRecord
+from validation.records.record import RunRecord
 from validation.signoff.policy import Policy
 from validation.signoff.ruling import Outcome, Ruling
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from validation.errors import UsageError
 from validation.files import read_limited
 from validation.names import is_safe_name
-from validation.reading import LARGEST_RECORD
+from validation.records.reading import LARGEST_RECORD
 from validation.signoff.attestation import Statement, WrongSignature, opened
 from validation.signoff.evidence import files
 from validation.signoff.folder import ENVELOPE, OWN

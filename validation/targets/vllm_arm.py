@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from validation.jsonio import digest
+from validation.records.jsonio import digest
 from validation.targets.base import ArmConfig, Counters, ForcedStep, TargetError
 from validation.targets.optional import ForcedWork
 from validation.targets.text import Answer, Ask

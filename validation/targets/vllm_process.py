@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from validation.errors import one_line
-from validation.jsonio import digest
+from validation.records.jsonio import digest
 from validation.targets.base import TargetError
 
 _ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from validation.bench.report import CPU_CAVEAT, SYNTHETIC_CAVEAT
 from validation.bench.steps import StepBench
 from validation.cli.app import main
 from validation.errors import UsageError
-from validation.reading import read_run_record
+from validation.records.reading import read_run_record
 
 
 def command(out: Path, *arguments: str) -> int:

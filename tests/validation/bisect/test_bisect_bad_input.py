@@ -194,7 +194,7 @@ def test_two_searches_do_not_work_on_one_run(repo: Path, capsys: pytest.CaptureF
     command = judge("--count", str(repo.parent / "count"), "--interrupt-at", "2")
     assert bisect(repo, "--", *command) == 130
     resume = capsys.readouterr().err.split("go on with: decodegate ")[1].split()
-    from validation.storage import RunFolder
+    from validation.records.storage import RunFolder
 
     with RunFolder.find(repo.parent / "runs", resume[3]).lock():
         assert main(resume) == 2

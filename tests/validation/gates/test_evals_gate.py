@@ -17,7 +17,7 @@ from validation.gates.base import Context, GateResult
 from validation.gates.evals.gate import EvalsGate
 from validation.gates.evals.report import result
 from validation.mutation.measure import asked
-from validation.record import gate_doc
+from validation.records.record import gate_doc
 from validation.reports.text import markdown
 from validation.targets.base import ArmConfig, Capability, Counters
 from validation.targets.builtin import BuiltinTarget

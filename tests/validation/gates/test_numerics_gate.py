@@ -18,7 +18,7 @@ from validation.faults.catalogue import FAULTS
 from validation.gates.base import GateResult
 from validation.gates.numerics.gate import NumericsGate
 from validation.gates.numerics.judge import ROUTER_SCORE_ULPS, ROUTER_WEIGHT_FLOOR
-from validation.record import gate_doc
+from validation.records.record import gate_doc
 from validation.targets.base import ArmConfig, Capability
 from validation.targets.builtin import BuiltinTarget
 from validation.targets.builtin_arm import BuiltinArm

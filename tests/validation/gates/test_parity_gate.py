@@ -30,7 +30,7 @@ from validation.gates.parity.measure import (
     other_ranks,
     windows,
 )
-from validation.record import gate_doc
+from validation.records.record import gate_doc
 from validation.targets.base import Arm, ArmConfig, Capability, Counters, ForcedStep
 from validation.targets.builtin import BuiltinTarget
 from validation.verdict import Verdict

@@ -15,7 +15,7 @@ from validation.gates.base import Plot
 from validation.gates.parity.gate import ParityGate
 from validation.gates.parity.judge import TYPICAL_MULTIPLE
 from validation.gates.parity.layers import RESOLUTION, LayerCurve, curves, relative_differences
-from validation.record import gate_doc
+from validation.records.record import gate_doc
 from validation.reports.plots import svg
 from validation.targets.base import Capability
 from validation.targets.builtin import BuiltinTarget

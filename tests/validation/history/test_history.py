@@ -17,7 +17,7 @@ from toy_commandline import CommandLine
 from validation.errors import UsageError
 from validation.history.entry import entry_of
 from validation.history.store import History
-from validation.storage import RunFolder
+from validation.records.storage import RunFolder
 
 RUNS = 40
 

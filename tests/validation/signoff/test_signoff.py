@@ -10,7 +10,7 @@ import pytest
 from signing import POLICY, TODAY, Signing, failed
 from toy_commandline import CommandLine
 
-from validation.record import RunRecord
+from validation.records.record import RunRecord
 from validation.signoff.decision import decide
 from validation.signoff.document import not_judged
 from validation.signoff.mutation import Mutation

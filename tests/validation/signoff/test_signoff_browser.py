@@ -12,7 +12,7 @@ import decodegate_toy as toy
 import pytest
 from toy_commandline import CommandLine
 
-from validation.record import RunRecord
+from validation.records.record import RunRecord
 from validation.signoff.decision import decide
 from validation.signoff.document import render
 from validation.signoff.folder import Case

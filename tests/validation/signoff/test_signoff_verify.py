@@ -16,7 +16,7 @@ from securesystemslib.signer import CryptoSigner
 from signing import POLICY, TODAY, Signing, failed
 from toy_commandline import CommandLine
 
-from validation.jsonio import canonical, pretty
+from validation.records.jsonio import canonical, pretty
 from validation.signoff.keys import read_private_key
 
 

@@ -11,7 +11,7 @@ import pytest
 from decode_impl.parallel.table import PROTOCOL
 from validation.cli.app import main
 from validation.profile import load_profile
-from validation.replay_files import PLAYERS
+from validation.records.replay_files import PLAYERS
 from validation.sync.explore import Explorer
 from validation.sync.faulty import with_fault
 from validation.sync.replays import delays_document, trace_document

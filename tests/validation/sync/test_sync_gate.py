@@ -15,7 +15,7 @@ from validation.gates.parity.gate import ParityGate
 from validation.gates.sync.gate import SyncGate
 from validation.mutation.plan import can_see, units_for
 from validation.profile import load_profile, profile_names
-from validation.record import PlotDoc
+from validation.records.record import PlotDoc
 from validation.reports.plots import svg
 from validation.sync import sanitizers
 from validation.sync.sanitizers import parse

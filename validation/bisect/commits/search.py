@@ -12,7 +12,7 @@ from validation.bisect.commits.git import bisect, first_parents, git, parent, wo
 from validation.bisect.commits.state import Answer, Method, Outcome, State, write_state
 from validation.bisect.commits.trial import run_trial
 from validation.errors import RunInterrupted, UsageError
-from validation.storage import RunFolder
+from validation.records.storage import RunFolder
 from validation.verdict import Verdict
 
 Told = Callable[[str], None]

@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from validation.errors import UsageError, one_line
-from validation.jsonio import pretty
-from validation.storage import RunFolder
+from validation.records.jsonio import pretty
+from validation.records.storage import RunFolder
 from validation.verdict import Verdict
 
 STATE_FILE = "bisect.json"

@@ -13,7 +13,7 @@ from pathlib import Path
 from validation.bisect.commits.git import check_out, environment, scrub
 from validation.bisect.commits.state import Method, Outcome, Question, Trial
 from validation.errors import UsageError, one_line
-from validation.storage import RunFolder
+from validation.records.storage import RunFolder
 
 EVIDENCE = "DECODEGATE_EVIDENCE"
 """Environment variable: a folder in which the command may leave what it wants kept."""

@@ -1,11 +1,11 @@
-"""`python -m validation.schema` prints the JSON schema of `record.json`, as kept in docs/record.schema.json."""
+"""`python -m validation.records.schema` prints the JSON schema of `record.json`, as kept in docs/record.schema.json."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from validation.record import RunRecord
+from validation.records.record import RunRecord
 
 
 def record_schema() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from validation.gates.base import Context
-from validation.record import ArmUse, counters_doc
+from validation.records.record import ArmUse, counters_doc
 from validation.targets.base import Arm, ArmConfig, Target
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, Stric
 
 from validation.faults.base import Fault
 from validation.gates.base import Gate, GateResult
-from validation.jsonio import canonical, in_order, named
+from validation.records.jsonio import canonical, in_order, named
 from validation.targets.base import ArmConfig, Counters
 from validation.verdict import Verdict
 

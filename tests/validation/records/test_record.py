@@ -13,19 +13,19 @@ import jsonschema
 import pytest
 from toy_commandline import CommandLine
 
-from validation import jsonio
 from validation.errors import UsageError
 from validation.gates.base import GateResult, Plot, Table
-from validation.record import ArmUse, PlotDoc, RunRecord, UnitResult, gate_doc
-from validation.schema import record_schema, schema_text
-from validation.storage import RunFolder, is_safe_name, new_run_id, write_atomically
+from validation.records import jsonio
+from validation.records.record import ArmUse, PlotDoc, RunRecord, UnitResult, gate_doc
+from validation.records.schema import record_schema, schema_text
+from validation.records.storage import RunFolder, is_safe_name, new_run_id, write_atomically
 from validation.verdict import Verdict
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_the_schema_in_docs_is_the_schema_of_the_code() -> None:
-    message = "write it again: python -m validation.schema > docs/record.schema.json"
+    message = "write it again: python -m validation.records.schema > docs/record.schema.json"
     assert (DOCS / "record.schema.json").read_text() == schema_text(), message
 
 

@@ -10,18 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from validation.environment import environment
 from validation.errors import RunInterrupted, UsageError, describe, one_line
-from validation.executor import Executor, Failed, InProcess
 from validation.faults.base import Fault
 from validation.gates.base import Context, Gate, GateResult, Unit
 from validation.gates.registry import GATES, by_layer
-from validation.identity import differences, unit_identity
-from validation.jsonio import unpacked
-from validation.judging import counts_as, fail_closed, missing, plan_error, run_verdict, stopper
 from validation.profile import Profile, check_settings
-from validation.progress import Progress, Silent
-from validation.record import (
+from validation.records.jsonio import unpacked
+from validation.records.record import (
     ArmUse,
     GateDoc,
     ProfileDoc,
@@ -35,12 +30,17 @@ from validation.record import (
     fault_doc,
     gate_doc,
 )
-from validation.samples import write_samples
-from validation.storage import RunFolder, new_run_id
+from validation.records.samples import write_samples
+from validation.records.storage import RunFolder, new_run_id
+from validation.run.environment import environment
+from validation.run.executor import Executor, Failed, InProcess
+from validation.run.identity import differences, unit_identity
+from validation.run.judging import counts_as, fail_closed, missing, plan_error, run_verdict, stopper
+from validation.run.progress import Progress, Silent
+from validation.run.version import code_version
 from validation.targets.base import ArmConfig, Capability, Target, TargetError
 from validation.targets.optional import Keeping
 from validation.verdict import Verdict, exit_code
-from validation.version import code_version
 
 
 @dataclass(frozen=True)

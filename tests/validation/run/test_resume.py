@@ -13,9 +13,9 @@ import decodegate_toy as toy
 import pytest
 from toy_commandline import CommandLine
 
-from validation import environment
-from validation.record import stable_bytes
-from validation.storage import RunFolder
+from validation.records.record import stable_bytes
+from validation.records.storage import RunFolder
+from validation.run import environment
 from validation.verdict import Verdict
 
 UNITS = ["rows-1", "rows-2", "rows-4", "rows-8", "rows-16", "rows-32", "rows-64"]
@@ -32,7 +32,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def child(decodegate: CommandLine, **variables: str) -> int:
     """Run the driver in a process of its own; its return code comes back."""
-    driver = Path(__file__).with_name("toy_driver.py")
+    driver = Path(__file__).parents[1] / "toy_driver.py"
     command = [sys.executable, str(driver), "run", "--profile", decodegate.profile, "--out", str(decodegate.runs)]
     command += ["--workers", "1"]
     return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, timeout=60).returncode

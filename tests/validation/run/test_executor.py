@@ -14,12 +14,12 @@ import pytest
 import torch
 from toy_commandline import CommandLine
 
-from validation.accounting import WatchedTarget, role
-from validation.executor import Failed, InProcess, Measured, Outcome, measure_unit
 from validation.gates.base import Context, Gate, GateResult, Unit
 from validation.profile import load_profile
-from validation.record import ArmUse, stable_bytes
-from validation.runner import Request, run
+from validation.records.record import ArmUse, stable_bytes
+from validation.run.accounting import WatchedTarget, role
+from validation.run.executor import Failed, InProcess, Measured, Outcome, measure_unit
+from validation.run.runner import Request, run
 from validation.targets.base import ArmConfig
 from validation.verdict import Verdict
 

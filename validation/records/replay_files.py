@@ -13,7 +13,7 @@ from validation.gates.registry import load_gate
 from validation.loading import load_faults
 from validation.names import is_safe_name
 from validation.profile import check_settings, profile_from
-from validation.record import RunRecord
+from validation.records.record import RunRecord
 from validation.targets.registry import load_target
 
 NUMERICS = "numerics"

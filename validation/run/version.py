@@ -22,7 +22,7 @@ def version() -> str:
 @cache
 def code_version() -> str:
     """The version with a digest of all Python files of the packages: an edit that nobody committed changes it too."""
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     code = hashlib.sha256()
     for package in PACKAGES:
         for file in sorted((root / package).rglob("*.py")):

@@ -12,11 +12,11 @@ from typing import Any, Protocol, cast
 import numpy
 import torch
 
-from validation.accounting import WatchedTarget
 from validation.errors import describe
 from validation.gates.base import Context, Gate, Unit
-from validation.jsonio import digest, packed
-from validation.record import ArmUse
+from validation.records.jsonio import digest, packed
+from validation.records.record import ArmUse
+from validation.run.accounting import WatchedTarget
 from validation.targets.base import Target
 
 

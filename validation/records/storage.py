@@ -13,10 +13,10 @@ from pathlib import Path
 
 from validation.errors import UsageError, one_line
 from validation.files import read_limited
-from validation.jsonio import canonical, digest, pretty
 from validation.names import is_safe_name
-from validation.reading import LARGEST_RECORD, read_run_record
-from validation.record import RunRecord, UnitRecord, UnitResult
+from validation.records.jsonio import canonical, digest, pretty
+from validation.records.reading import LARGEST_RECORD, read_run_record
+from validation.records.record import RunRecord, UnitRecord, UnitResult
 
 
 def new_run_id(now: datetime) -> str:

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy_commandline import CommandLine
 
-from validation import reading
 from validation.errors import UsageError
-from validation.reading import read_run_record
+from validation.records import reading
+from validation.records.reading import read_run_record
+from validation.records.storage import RunFolder
 from validation.reports.write import write_reports
-from validation.storage import RunFolder
 
 POLICY = 'name = "toy"\nrequired = ["costly"]\n'
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ValidationError
 
 from validation.errors import UsageError, one_line
 from validation.files import read_limited
-from validation.judging import run_verdict
 from validation.names import is_safe_name
-from validation.record import SCHEMA_VERSION, GateDoc, RunRecord
+from validation.records.record import SCHEMA_VERSION, GateDoc, RunRecord
+from validation.run.judging import run_verdict
 
 LARGEST_RECORD = 64 * 2**20
 """Bytes. A premerge record has 70 KB and grows with findings and tables, so this is a thousand of them."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from validation.gates.base import Unit
-from validation.jsonio import canonical, named, unpacked
-from validation.record import UnitResult
-from validation.storage import RunFolder
+from validation.records.jsonio import canonical, named, unpacked
+from validation.records.record import UnitResult
+from validation.records.storage import RunFolder
 
 
 def write_samples(folder: RunFolder, gate: str, units: Sequence[Unit], results: Mapping[str, UnitResult]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from validation.environment import environment, git_state, set_threads
+from validation.run.environment import environment, git_state, set_threads
 
 
 def git(folder: Path, *words: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import torch
 
-from validation.executor import Failed, InProcess, Outcome, measure_unit
 from validation.gates.base import Context, Gate, Unit
+from validation.run.executor import Failed, InProcess, Outcome, measure_unit
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from typing import Any
 
 from validation.errors import one_line
 from validation.gates.base import Context, Gate, Unit
-from validation.jsonio import digest, named
-from validation.record import RunRecord, Stable
+from validation.records.jsonio import digest, named
+from validation.records.record import RunRecord, Stable
 
 _SHOWN = 3
 

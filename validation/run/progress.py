@@ -11,7 +11,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from validation.errors import one_line
-from validation.record import GateDoc
+from validation.records.record import GateDoc
 
 
 class Progress(Protocol):

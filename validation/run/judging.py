@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from validation.gates.base import Context, Finding, Gate, GateResult, Unit
 from validation.names import is_safe_name
-from validation.record import ArmUse, GateDoc
+from validation.records.record import ArmUse, GateDoc
 from validation.targets.base import Target
 from validation.verdict import Verdict, overall
 

@@ -10,10 +10,10 @@ from typing import Any
 import decodegate_toy as toy
 import pytest
 
-from validation.executor import Failed, InProcess, Measured
 from validation.faults.catalogue import FAULTS
 from validation.gates.base import Context, Unit
-from validation.processes import LocalProcesses
+from validation.run.executor import Failed, InProcess, Measured
+from validation.run.processes import LocalProcesses
 from validation.targets.base import ArmConfig
 
 UNITS = [Unit(f"rows-{n}", {"rows": n}) for n in (1, 2, 4, 8)]
