@@ -10,12 +10,18 @@ from evals.samples import ARMS, BASELINE, CANDIDATE, Request, Response, Sample
 from evals.scorers.grade import Grade
 from evals.tasks import EvalTask
 
-LENGTH = "length"
-"""The finish reason of an answer that reached its cap, in every server's words."""
+LENGTH = frozenset({"length", "max_tokens", "max_length", "max_output_tokens", "model_length"})
+"""Finish reasons of an answer that reached its cap, in the words of several servers."""
+
+ENDED = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence"})
+"""Finish reasons of an answer that ended by itself. Any other, such as `abort`, is that of a part of an answer."""
 
 
 class Fate(StrEnum):
-    """What became of an answer. A wrong answer is OK too: its grade says that it is wrong."""
+    """What became of an answer. A wrong answer is OK too: its grade says that it is wrong.
+
+    TRUNCATED is every answer that did not end by itself, mostly because of its cap.
+    """
 
     OK = "ok"
     TRUNCATED = "truncated"
@@ -78,13 +84,20 @@ def graded(task: EvalTask, sample: Sample) -> Graded:
     if response.error:
         return Graded(response, Grade(0.0, parsed=False), Fate.ERROR)
     grade = task.grade(request.item, request.repeat, response.text)
-    if response.finish_reason == LENGTH:
+    if not _ended(response, request.max_tokens):
         fate = Fate.TRUNCATED
     elif not response.text.strip():
         fate = Fate.EMPTY
     else:
         fate = Fate.OK if grade.parsed else Fate.UNPARSED
     return Graded(response, grade, fate)
+
+
+def _ended(response: Response, cap: int) -> bool:
+    """Whether an answer ended by itself; one of a server that gives no reason did if it stayed below its cap."""
+    if response.finish_reason:
+        return response.finish_reason in ENDED
+    return response.tokens is None or response.tokens < cap
 
 
 def paired(task: EvalTask, samples: Iterable[Sample]) -> Paired:

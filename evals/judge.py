@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from evals import statistics
 from evals.graded import Fate, Graded, Pair, paired
-from evals.samples import ARMS, Sample
+from evals.samples import ARMS, Request, Sample
 from evals.statistics import Evidence, Outcome
 from evals.tasks import EvalTask
-from evals.validity import counts, echoed, problems
+from evals.validity import counts, echoed, insensitive, problems
 
 FLIP = 0.5
 """A pair whose scores differ by this much is a flip."""
@@ -116,8 +116,10 @@ class Judgement:
         return Outcome.GO if outcomes and set(outcomes) == {Outcome.GO} else Outcome.UNDECIDED
 
 
-def judge_samples(samples: Sequence[Sample], tasks: Sequence[EvalTask], settings: JudgeSettings) -> Judgement:
-    """Judge the samples of both arms.
+def judge_samples(
+    samples: Sequence[Sample], tasks: Sequence[EvalTask], settings: JudgeSettings, planned: Sequence[Request] = ()
+) -> Judgement:
+    """Judge the samples of both arms; an eval that lacks answers to a question of `planned` is not valid.
 
     Every eval must be GO on its own, which needs no correction; a NO-GO of any would stop a release, so those are
     corrected after Holm over the evals and the pooled decision.
@@ -133,7 +135,8 @@ def judge_samples(samples: Sequence[Sample], tasks: Sequence[EvalTask], settings
         by_task[sample.request.task].append(sample)
     alpha = statistics.level_at(settings.looks, settings.alpha)
     settings = replace(settings, alpha=alpha)
-    judged = {task.name: _judge_task(task, by_task[task.name], settings) for task in tasks}
+    asked = {name: [request for request in planned if request.task == name] for name in names}
+    judged = {task.name: _judge_task(task, by_task[task.name], settings, asked[task.name]) for task in tasks}
     return _corrected(judged, settings)
 
 
@@ -152,7 +155,9 @@ def evidence_of(pairs: Sequence[Pair]) -> Evidence:
     return statistics.evidence([sum(d) / len(d) for d in damages], len(damages) if greedy else len(pairs))
 
 
-def _judge_task(task: EvalTask, samples: Sequence[Sample], settings: JudgeSettings) -> TaskJudgement:
+def _judge_task(
+    task: EvalTask, samples: Sequence[Sample], settings: JudgeSettings, planned: Sequence[Request]
+) -> TaskJudgement:
     if task.name not in settings.margins:
         raise ValueError(f"task {task.name} has no margin; give one above 0")
     margin = settings.margins[task.name]
@@ -160,14 +165,15 @@ def _judge_task(task: EvalTask, samples: Sequence[Sample], settings: JudgeSettin
     judged = TaskJudgement(
         task=task,
         pairs=found.pairs,
-        invalid=problems(found, margin, task.max_tokens),
+        invalid=problems(found, margin, task.max_tokens, planned),
         fates=counts(found.pairs),
         echoed=echoed(found.pairs),
         means={},
     )
     scored = judged.scored
-    if judged.invalid or not scored:
-        return judged if judged.invalid else replace(judged, invalid=["no question was answered by both arms"])
+    invalid = judged.invalid or insensitive(scored, margin, task.kind.chance)
+    if invalid:
+        return replace(judged, invalid=invalid)
     seen = evidence_of(scored)
     means = {arm: _mean([pair.arm(arm) for pair in scored]) for arm in ARMS}
     return replace(
@@ -189,7 +195,7 @@ def _decide(seen: Evidence, margin: float, settings: JudgeSettings) -> Decision:
 def _design(pairs: Sequence[Pair], seen: Evidence, margin: float, settings: JudgeSettings) -> Design:
     damages = item_damages(pairs)
     noise = statistics.noise(damages)
-    planned = replace(seen, variance=max(seen.variance, seen.step**2))
+    planned = replace(seen, variance=max(seen.variance, seen.step**2), jump=noise.jump)
     return Design(
         power=statistics.chances(planned, margin, settings.alpha).go,
         detectable=statistics.minimum_detectable(planned, settings.alpha, settings.power),

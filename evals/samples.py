@@ -21,6 +21,9 @@ ECHOED = ("seed", "temperature", "top_p", "max_tokens")
 SHARED = ("prompt_tokens", "prompt_sha256")
 """Keys of `Response.effective` that must agree between the arms of one request: both read the same prompt."""
 
+LASTING = ("model", "system_fingerprint")
+"""Keys of `Response.effective` that must be the same in all answers of one arm: they come from one server."""
+
 
 def clean(value: object) -> object:
     """Text that UTF-8 can carry: bytes are decoded, what is invalid becomes U+FFFD, and so do lone surrogates.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from evals.graded import INVALID, Fate, Pair, Paired
-from evals.samples import ARMS, ECHOED, SHARED
+from evals.graded import INVALID, LENGTH, Fate, Pair, Paired
+from evals.samples import ARMS, BASELINE, ECHOED, LASTING, SHARED, Request
 
 MOST_INVALID = 0.05
 """Share of answers of one kind that may be invalid. It is further limited by the margin: as many answers as the margin
@@ -18,11 +18,14 @@ def counts(pairs: Sequence[Pair]) -> Mapping[str, Mapping[Fate, int]]:
     return {arm: Counter(pair.arm(arm).fate for pair in pairs) for arm in ARMS}
 
 
-def problems(paired: Paired, margin: float, max_tokens: int) -> list[str]:
-    """Every reason why the answers cannot be judged, each with its numbers and what to do."""
+def problems(paired: Paired, margin: float, max_tokens: int, planned: Sequence[Request] = ()) -> list[str]:
+    """Every reason why the answers cannot be judged, each with its numbers and what to do.
+
+    `planned` are the questions that both arms were to answer; without them nobody knows of those that both lack.
+    """
     if not paired.pairs:
         return ["no question was answered by both arms"]
-    found = []
+    found = list(_unplanned(paired, planned)) if planned else []
     if paired.alone:
         found.append(f"{len(paired.alone)} answers have no partner in the other arm (first: {paired.alone[0]}); resume")
     if paired.unlike:
@@ -33,23 +36,69 @@ def problems(paired: Paired, margin: float, max_tokens: int) -> list[str]:
     return [*found, *_parameters(paired.pairs), *_fates(paired.pairs, margin, max_tokens)]
 
 
+def insensitive(pairs: Sequence[Pair], margin: float, chance: float) -> list[str]:
+    """Why these answers would hide any damage: a candidate that lost everything would be within the margin too.
+
+    A baseline without a score, or with that of a guesser, has nothing to lose: equal scores then show nothing. (Trials
+    call this assay sensitivity: ICH E10, section 1.5.)
+    """
+    if not pairs:
+        return ["no question was answered by both arms"]
+    score = sum(pair.baseline.grade.score for pair in pairs) / len(pairs)
+    if score - chance > margin:
+        return []
+    return [
+        f"{BASELINE}: its score is {score:.1%}, guessing gives {chance:.0%}: who lost all between them would be within "
+        f"the margin of {100 * margin:g} points; ask items that the baseline can answer, or narrow the margin"
+    ]
+
+
+def _unplanned(paired: Paired, planned: Sequence[Request]) -> Iterator[str]:
+    """Questions that nobody was asked, and answers to questions that are not those planned."""
+    asked = {pair.request.key: pair.request for pair in paired.pairs}
+    known = {*asked, *paired.alone, *paired.unlike}
+    lost = [request.key for request in planned if request.key not in known]
+    if lost:
+        yield f"{len(lost)} of {len(planned)} questions have no answer in either arm (first: {lost[0]}); ask them"
+    wanted = {request.key: request for request in planned}
+    strange = [key for key, request in asked.items() if wanted.get(key) != request]
+    if strange:
+        yield f"{len(strange)} answers are to no question of this plan (first: {strange[0]}); start a new run"
+
+
 def _fates(pairs: Sequence[Pair], margin: float, max_tokens: int) -> Iterator[str]:
     most = min(MOST_INVALID, margin)
     for arm, by_fate in counts(pairs).items():
-        for fate in INVALID:
-            share = by_fate[fate] / len(pairs) if fate in by_fate else 0.0
-            if share > most:
-                seen = f"{arm}: {by_fate[fate]} of {len(pairs)} answers ({share:.1%})"
-                yield f"{seen} {_what(fate, max_tokens)}; at most {most:.1%} may be"
+        found = {fate: by_fate[fate] for fate in INVALID if by_fate.get(fate)}
+        worst = {fate: n for fate, n in found.items() if n / len(pairs) > most}
+        for fate, n in worst.items():
+            what = _truncated(pairs, arm, max_tokens) if fate is Fate.TRUNCATED else _WHAT[fate]
+            yield f"{arm}: {n} of {len(pairs)} answers ({n / len(pairs):.1%}) {what}; at most {most:.1%} may be"
+        together = sum(found.values())
+        if not worst and together / len(pairs) > most:
+            kinds = ", ".join(f"{n} {fate}" for fate, n in found.items())
+            seen = f"{arm}: {together} of {len(pairs)} answers ({together / len(pairs):.1%})"
+            yield f"{seen} are not whole ({kinds}; cap {max_tokens} tokens); at most {most:.1%} may be"
 
 
-def _what(fate: Fate, max_tokens: int) -> str:
-    return {
-        Fate.TRUNCATED: f"are truncated by the cap of {max_tokens} tokens (max_tokens; raise it if they do not loop)",
-        Fate.EMPTY: "are empty (all tokens went into reasoning, or a stop string cut them)",
-        Fate.ERROR: "are errors, which are no answers",
-        Fate.UNPARSED: "are unparsed: no answer was found in them",
-    }[fate]
+_WHAT = {
+    Fate.EMPTY: "are empty (all tokens went into reasoning, or a stop string cut them)",
+    Fate.ERROR: "are errors, which are no answers",
+    Fate.UNPARSED: "are unparsed: no answer was found in them",
+}
+
+
+def _truncated(pairs: Sequence[Pair], arm: str, cap: int) -> str:
+    """What cut these answers: the cap that they were given, a lower one of the server's own, or something else."""
+    cut = [pair.arm(arm).response for pair in pairs if pair.arm(arm).fate is Fate.TRUNCATED]
+    other = Counter(f"{r.finish_reason[:40]!r}" for r in cut if r.finish_reason and r.finish_reason not in LENGTH)
+    if other:
+        reasons = ", ".join(f"{reason}: {n}" for reason, n in other.most_common(3))
+        return f"did not end by themselves (finish_reason {reasons}; cap {cap} tokens)"
+    longest = max((r.tokens for r in cut if r.tokens is not None), default=cap)
+    if longest < cap:
+        return f"are truncated at {longest} tokens or less, below the cap of {cap} tokens: raise the server's own limit"
+    return f"are truncated by the cap of {cap} tokens (max_tokens; raise it if they do not loop)"
 
 
 def _parameters(pairs: Sequence[Pair]) -> Iterator[str]:
@@ -65,6 +114,11 @@ def _parameters(pairs: Sequence[Pair]) -> Iterator[str]:
             if wrong:
                 used, asked = wrong[0]
                 yield f"{arm}: {name} was {used!r} in {len(wrong)} of {len(pairs)} answers, asked for was {asked!r}"
+        for name in LASTING:
+            values = Counter(str(v) for p in pairs if (v := p.arm(arm).response.effective.get(name)) is not None)
+            if len(values) > 1:
+                kinds = ", ".join(f"{value[:60]!r}: {n}" for value, n in values.most_common(3))
+                yield f"{arm}: {name} changed in mid-run ({kinds}); its answers are of several servers"
     for name in SHARED:
         apart = [
             pair.request.key

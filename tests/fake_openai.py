@@ -41,7 +41,7 @@ class FakeServer:
     """`faults` are taken one per question, first come first served; then `answer` answers.
 
     `seen` keeps the raw bodies of all questions in order of arrival, `headers` the headers, `most` the largest number
-    of questions that were being answered at once.
+    of questions that were being answered at once. `list_seconds` are waited before the model list is told, once each.
     """
 
     answer: Callable[[Body], Body | bytes] = lambda asked: chat_reply("right", asked)
@@ -50,6 +50,7 @@ class FakeServer:
     owned_by: str = "someone"
     pages: dict[str, str] = field(default_factory=dict)
     port: int = 0
+    list_seconds: list[float] = field(default_factory=list)
     seen: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     most: int = 0
@@ -82,6 +83,7 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             if self.path.endswith("/v1/models"):
+                time.sleep(server.list_seconds.pop(0) if server.list_seconds else 0)
                 self._send(200, json.dumps({"data": [model(name) for name in server.models]}).encode())
             elif self.path in server.pages:
                 self._send(200, server.pages[self.path].encode())

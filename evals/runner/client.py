@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 
 from evals.runner.endpoint import Endpoint, EndpointError, Limits
-from evals.runner.replies import payload, response_from
+from evals.runner.replies import hidden, payload, response_from
 from evals.samples import Request, Response
 
 _BUSY = frozenset({429, 503})
@@ -71,7 +71,8 @@ class Client:
             EndpointError: no model is named, and the server has none or several.
         """
         limits = self._limits
-        failures, pause, away_since = 0, limits.first_pause, time.monotonic()
+        failures, pause = 0, limits.first_pause
+        away_since: float | None = None
         while True:
             started = time.monotonic()
             try:
@@ -91,11 +92,13 @@ class Client:
             except httpx.RequestError as error:
                 # A whole reply that cannot be decoded.
                 return Response(error=f"the reply cannot be read: {type(error).__name__}")
+            # Counted from the first failure: an answer may take longer than the patience before its server goes away.
+            away_since = time.monotonic() if away_since is None else away_since
             if not busy and await self.alive():
-                failures, away_since = failures + 1, time.monotonic()
+                failures, away_since = failures + 1, None
                 if failures >= limits.tries:
                     return Response(error=f"no answer in {failures} tries, though the server is there: {why}")
-            elif time.monotonic() - away_since > limits.patience:
+            elif time.monotonic() - away_since >= limits.patience:
                 gone = f"{self.endpoint.base} has not answered for {limits.patience:g} s ({why})"
                 raise EndpointDown(f"{gone}; what was answered is kept, resume the run when it is back")
             await asyncio.sleep(min(pause, limits.longest_pause))
@@ -105,7 +108,7 @@ class Client:
         """Whether the server lists its models now."""
         try:
             return (await self._get(f"{self.endpoint.base}/models"))[0] == 200
-        except (httpx.TransportError, TimeoutError, TooLarge):
+        except (httpx.TransportError, TooLarge):
             return False
 
     async def fetch(self, url: str) -> str | None:
@@ -157,8 +160,11 @@ class Client:
         return await self._send("POST", self.endpoint.path, body)
 
     async def _get(self, url: str) -> tuple[int, bytes, float]:
-        async with asyncio.timeout(self._limits.connect):
-            return await self._send("GET", url, None)
+        try:
+            async with asyncio.timeout(self._limits.connect):
+                return await self._send("GET", url, None)
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"{url}: nothing within {self._limits.connect:g} s") from None
 
     async def _send(self, method: str, url: str, content: bytes | None) -> tuple[int, bytes, float]:
         """Status, whole body and the pause that the server asks for; compressed bodies are bounded too."""
@@ -170,4 +176,5 @@ class Client:
                     raise TooLarge
                 parts.append(part)
             wait = reply.headers.get("Retry-After", "")
-            return reply.status_code, b"".join(parts), float(wait) if wait.isdecimal() and len(wait) < 6 else 0.0
+            body = hidden(b"".join(parts), self._key)
+            return reply.status_code, body, float(wait) if wait.isdecimal() and len(wait) < 6 else 0.0

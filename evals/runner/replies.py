@@ -23,6 +23,9 @@ SHORTEST_SECRET = 8
 _PLACES = ("effective", "parameters", "sampling_params", "metadata")
 """Where servers that echo a request's parameters put them, besides the reply itself."""
 
+_THOUGHTS = ("reasoning_content", "reasoning")
+"""Where servers put reasoning that they take out of the text."""
+
 
 def payload(request: Request, model: str, api: str, extra: Mapping[str, Any]) -> bytes:
     """The body of a question: the same bytes for both arms, but for the model's name and the endpoint's own fields."""
@@ -45,13 +48,12 @@ def prompt_text(request: Request) -> str:
 
 def response_from(status: int, body: bytes, seconds: float, key: str = "") -> Response:
     """What a complete reply amounts to; `error` says why where it is no answer. `raw` always has the whole reply."""
-    text = body.decode("utf-8", "replace")
-    if len(key) >= SHORTEST_SECRET:
-        text = text.replace(key, "***")
+    text = hidden(body, key).decode("utf-8", "replace")
     try:
         reply = json.loads(text, parse_constant=_no_constant)
         if _too_deep(reply):
             raise ValueError(f"nested deeper than {DEEPEST} levels")
+        reply = _hidden_in(reply, key)
     except (ValueError, RecursionError) as error:
         problem = f"HTTP {status}" if status != 200 else f"the reply is not JSON ({_short(error)})"
         return Response(error=problem, raw={"body": text}, seconds=seconds)
@@ -63,6 +65,25 @@ def response_from(status: int, body: bytes, seconds: float, key: str = "") -> Re
         # JSON that the record cannot carry, such as 1e999.
         problem = f"the reply cannot be recorded ({_short(error.errors()[0]['msg'])})"
         return Response(error=problem, raw={"body": text}, seconds=seconds)
+
+
+def hidden(body: bytes, key: str) -> bytes:
+    """A reply without the key, as it is or as JSON writes it."""
+    if len(key) >= SHORTEST_SECRET:
+        for form in {key, json.dumps(key)[1:-1], key.replace("/", "\\/")}:
+            body = body.replace(form.encode(), b"***")
+    return body
+
+
+def _hidden_in(value: Any, key: str) -> Any:
+    """Parsed JSON without the key: any character of it may have been escaped."""
+    if len(key) < SHORTEST_SECRET:
+        return value
+    if isinstance(value, str):
+        return value.replace(key, "***")
+    if isinstance(value, dict):
+        return {name.replace(key, "***"): _hidden_in(entry, key) for name, entry in value.items()}
+    return [_hidden_in(entry, key) for entry in value] if isinstance(value, list) else value
 
 
 def _fields(status: int, reply: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,8 +103,11 @@ def _fields(status: int, reply: Mapping[str, Any]) -> dict[str, Any]:
     }
     if isinstance(content, str):
         return {**fields, "text": content}
-    # A model that spent all its tokens thinking gives no content at all; anything else without text is broken.
-    return fields if content is None and reason == "length" else {**fields, "error": "the reply has no text"}
+    # A model that spent all its tokens thinking, or ended while it thought, gives no content at all: an empty answer of
+    # its own. Anything else without text is broken.
+    thought = isinstance(message, dict) and any(isinstance(message.get(name), str) for name in _THOUGHTS)
+    empty = content is None and (reason == "length" or thought)
+    return fields if empty else {**fields, "error": "the reply has no text"}
 
 
 def _effective(reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

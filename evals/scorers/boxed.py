@@ -11,13 +11,16 @@ LONGEST = 400
 """Characters of a boxed answer that are read; no answer of a contest is longer, and a loop boxes megabytes."""
 
 _BOX = "\\boxed"
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:(?:,|\{,\}|\\,)[0-9]{3}){1,5}")
 
 
 def last_boxed(text: str) -> str | None:
     """What the last box holds, braces matched; None where there is no box, or none that ends within `LONGEST`."""
     place = text.rfind(_BOX)
+    # A model that repeats what it was told to do ends with an empty box, which states nothing.
+    if place >= 0 and text.startswith(_BOX + "{}", place):
+        place = text.rfind(_BOX, 0, place)
     if place < 0:
         return None
     window = text[place + len(_BOX) : place + len(_BOX) + LONGEST].lstrip(" ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from evals.scorers.grade import Grade, stated
 
@@ -10,24 +11,29 @@ WINDOW = 4096
 """Characters at the end of a response in which the answer is looked for: it comes last."""
 
 # Every repetition is bounded, so the time is linear in the window, whatever it holds.
-_OPENING = r"[\s*_$:({\[]{0,8}(?:\\boxed\{|\\text\{|\\mathrm\{|\\textbf\{){0,2}[\s*_$({\[]{0,4}"
-_STATED = re.compile(
-    r"(?:(?i:\banswer\b[\s*_]{0,4}(?:is|:|=))|\\boxed\{)" + _OPENING + r"([A-D])(?![A-Za-z])"
-    r"(?![)\]}*_$.\s]{0,4}(?:or|and|/|,)[\s({\[*_]{0,4}[A-D](?![A-Za-z]))"
+_MARKS = r"[\s*_$:({\[\"'`]"
+_FONT = r"\\(?:boxed|text|mathrm|textbf|mathbf)\{"
+_OPENING = (
+    rf"{_MARKS}{{0,8}}(?:(?i:option|choice){_MARKS}{{1,4}})?(?:\\[(\[]\s{{0,2}})?(?:{_FONT}){{0,2}}{_MARKS}{{0,4}}"
 )
+_SECOND = (
+    r"[)\]}*_$.\s\"'`]{0,4}(?:\\text\{\s?)?(?:and/or|or|and|OR|AND|vs\.?|[/,;&|+])(?:\s{1,3}(?i:maybe|perhaps|possibly))?"
+    r"[\s({\[*_$}\"'`]{0,4}[A-D](?![A-Za-z])"
+)
+_STATED = re.compile(rf"(?:(?i:\banswer\b[\s*_]{{0,4}}(?:is|:|=))|\\boxed\{{){_OPENING}([A-D])(?![A-Za-z])({_SECOND})?")
 _ALONE = re.compile(r"\s{0,9}[({\[*]{0,3}([A-D])[)}\]*]{0,3}\.?\s{0,9}")
 
 
 def letter(response: str) -> str | None:
     """The letter of the last statement like `answer: C`, `the answer is (C)` or `\\boxed{C}`, or of a bare letter.
 
-    A statement that names two letters is none.
+    Where the last statement names two letters there is none. Full-width letters and colons are read as plain ones.
     """
-    text = stated(response)[-WINDOW:]
+    text = unicodedata.normalize("NFKC", stated(response)[-WINDOW:])
     if alone := _ALONE.fullmatch(text):
         return alone[1]
-    found = [match[1] for match in _STATED.finditer(text)]
-    return found[-1] if found else None
+    found = [(match[1], match[2]) for match in _STATED.finditer(text)]
+    return found[-1][0] if found and not found[-1][1] else None
 
 
 def grade(response: str, expected: str) -> Grade:

@@ -14,7 +14,7 @@ from evals.statistics.noninferiority import (
     upper_bound,
 )
 from evals.statistics.paired import holm, mcnemar, mcnemar_worse, permutation_worse, pooled_permutation_worse
-from evals.statistics.power import Chances, Noise, chances, designed, minimum_detectable, noise, repeats_needed
+from evals.statistics.power import Chances, Noise, chances, designed, jump, minimum_detectable, noise, repeats_needed
 from evals.statistics.sequential import critical_values, level_at, spent
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "designed",
     "evidence",
     "holm",
+    "jump",
     "level_at",
     "lower_bound",
     "mcnemar",

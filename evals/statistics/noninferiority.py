@@ -34,12 +34,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Evidence:
-    """Mean damage, the variance of that mean, its degrees of freedom, and by how much one lost pair moves the mean."""
+    """Mean damage, the variance of that mean, its degrees of freedom, and by how much one lost pair moves the mean.
+
+    `jump` is the difference of a pair that moved: 1 where answers are right or wrong, less where scores are ratios.
+    Only the printed power depends on it, no bound.
+    """
 
     mean: Array
     variance: Array
     freedom: float
     step: float
+    jump: float = 1.0
 
 
 def evidence(item_damage: Sequence[float] | np.ndarray, pairs: int) -> Evidence:

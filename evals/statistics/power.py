@@ -55,15 +55,17 @@ def chances(seen: Evidence, margin: float, alpha: float = 0.05, damage: float = 
 def _outlook(seen: Evidence, alpha: float, damage: float) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Lower and upper bounds that a run may end with, and their probabilities; None where nothing can be bounded."""
     pairs = 1 / seen.step
-    expected = float(seen.variance) * pairs**2 + abs(damage) * pairs
+    noise = float(seen.variance) * pairs**2 / seen.jump**2
+    expected, net = noise + abs(damage) * pairs / seen.jump, damage * pairs / seen.jump
     if not math.isfinite(expected) or seen.freedom < 1:
         return None
-    if expected <= _FEW:
-        mean, variance, weight = _counted(expected, damage * pairs, pairs, seen.freedom + 1)
-        half = 0.0
+    # More than all pairs cannot move: such a spread is that of items, and no count.
+    if expected <= min(_FEW, pairs):
+        mean, variance, weight = _counted(expected, net, pairs, seen.freedom + 1)
+        mean, variance, half = mean * seen.jump, variance * seen.jump**2, 0.0
     else:
-        mean, variance, weight = _normal(expected / pairs**2, damage, seen.freedom)
-        half = seen.step / 2
+        mean, variance, weight = _normal(expected * seen.jump**2 / pairs**2, damage, seen.freedom)
+        half = seen.step * seen.jump / 2
     distance = reach(np.maximum(variance, 0.0), seen.freedom, seen.step, alpha) - half
     return mean - distance, mean + distance, weight
 
@@ -114,10 +116,11 @@ def minimum_detectable(seen: Evidence, alpha: float = 0.05, power: float = 0.8) 
 
 @dataclass(frozen=True)
 class Noise:
-    """Variance of one pair's difference around its item's, and of the items' own true differences."""
+    """Variance of a pair's difference around its item's, and of the items' own true ones; `jump` is `Evidence`'s."""
 
     within: float
     between: float
+    jump: float = 1.0
 
 
 def noise(differences: list[list[float]]) -> Noise:
@@ -131,13 +134,19 @@ def noise(differences: list[list[float]]) -> Noise:
     spread = float(means.var(ddof=1)) if means.size > 1 else 0.0
     within = float(np.mean(repeated)) if repeated else spread
     between = max(0.0, spread - within * len(means) / pairs) if repeated else 0.0
-    return Noise(max(within, 1 / pairs), between)
+    return Noise(max(within, 1 / pairs), between, jump(differences))
+
+
+def jump(differences: list[list[float]]) -> float:
+    """How far pairs that moved went, so that counting them gives the second and fourth moments that were seen."""
+    squares = np.concatenate([np.asarray(d, dtype=np.float64) for d in differences]) ** 2
+    return math.sqrt(float((squares**2).sum() / squares.sum())) if squares.any() else 1.0
 
 
 def designed(noise: Noise, items: int, repeats: int, distinct: bool = True) -> Evidence:
     """The evidence that a design expects from equal arms; `distinct` is False where repeats repeat the same answer."""
     variance = (noise.between + noise.within / (repeats if distinct else 1)) / items
-    return Evidence(0.0, variance, items - 1, 1 / (items * (repeats if distinct else 1)))
+    return Evidence(0.0, variance, items - 1, 1 / (items * (repeats if distinct else 1)), noise.jump)
 
 
 def repeats_needed(

@@ -18,7 +18,8 @@ from evals.tasks.schema import AnyItem, ChoiceItem, MathItem, NeedleItem
 class Kind:
     """Messages and grade of an item's repeat, and the group that a table puts the item in.
 
-    `group_title` heads that table; `ordered` groups are lengths, and get an area under their curve.
+    `group_title` heads that table; `ordered` groups are lengths, and get an area under their curve. `chance` is the
+    score of a guesser.
     """
 
     schema: type[AnyItem]
@@ -28,6 +29,7 @@ class Kind:
     group: Callable[[Any], str]
     group_title: str = ""
     ordered: bool = False
+    chance: float = 0.0
 
 
 def math_kind(prompt: str) -> Kind:
@@ -65,6 +67,7 @@ def choice_kind(prompt: str) -> Kind:
         expected=expected,
         group=lambda item: item.domain,
         group_title="domain",
+        chance=1 / 4,
     )
 
 

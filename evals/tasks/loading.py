@@ -15,6 +15,8 @@ from evals.tasks.sources import Source
 SUMS = "SHA256SUMS"
 """A local folder vouches for files that have no known digest by this file, in the format of `sha256sum`."""
 
+_GIVE = "give its folder as data_dir of [gates.evals] (or by --data-dir of `decodegate compare`)"
+
 
 class DataError(ValueError):
     """A set that cannot be had, or is not what was pinned; the message says where its licence is and what to do."""
@@ -37,10 +39,12 @@ def load_rows(source: Source, data_dir: Path | None = None) -> tuple[list[dict[s
         digests.append(_checked(source, path, content, accepted, data_dir))
         try:
             rows += _parsed(path.suffix, content)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, RecursionError, csv.Error) as error:
             raise DataError(f"{path}: cannot be read ({error})") from None
     if len(rows) != source.rows:
         raise DataError(f"{source.repository}: {len(rows)} rows, {source.rows} are known; see {source.page}")
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{source.repository}: a row is no table of names and values; see {source.page}")
     renamed = [{source.renamed.get(key, key): value for key, value in row.items()} for row in rows]
     return renamed, hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
@@ -52,12 +56,12 @@ def _local(source: Source, name: str, folder: Path) -> Path:
             return place
     raise DataError(
         f"{folder}: has no {source.repository}/{name}; get the set from {source.page} (licence: {source.licence}) "
-        "and give its folder by --data-dir"
+        f"and {_GIVE}"
     )
 
 
 def _downloaded(source: Source, name: str) -> Path:
-    instead = f"; its licence ({source.licence}) is at {source.page}; or give a local copy's folder by --data-dir"
+    instead = f"; its licence ({source.licence}) is at {source.page}; or, of a local copy, {_GIVE}"
     if source.revision is None:
         raise DataError(f"{source.repository}: has no pinned revision here, so it is not downloaded{instead}")
     try:
@@ -94,14 +98,19 @@ def _vouched(path: Path, folder: Path) -> str | None:
     sums = folder / SUMS
     if not sums.is_file():
         return None
-    lines = (line.split(maxsplit=1) for line in sums.read_text(encoding="utf-8").splitlines() if line.strip())
+    lines = (
+        line.split(maxsplit=1)
+        for line in sums.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    )
     listed = {entry[1].lstrip("*").removeprefix("./"): entry[0] for entry in lines if len(entry) == 2}
     return listed.get(path.relative_to(folder).as_posix())
 
 
 def _parsed(suffix: str, content: bytes) -> Iterator[dict[str, Any]]:
     if suffix == ".jsonl":
-        yield from (json.loads(line) for line in content.decode("utf-8").splitlines() if line.strip())
+        # Not splitlines(): a text may hold other line separators than the file's.
+        yield from (json.loads(line) for line in content.decode("utf-8").split("\n") if line.strip())
     elif suffix == ".csv":
         yield from csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
     elif suffix == ".parquet":

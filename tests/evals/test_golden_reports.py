@@ -56,6 +56,45 @@ def test_m133_a_cap_that_truncates_10_per_cent_is_inconclusive_with_the_cap_name
     assert result.outcome is Outcome.UNDECIDED
 
 
+@pytest.mark.parametrize(
+    ("reason", "tokens", "says"),
+    [
+        ("length", 128, "truncated at 128 tokens or less, below the cap of 400 tokens"),
+        ("max_tokens", 400, "truncated by the cap of 400 tokens"),
+        ("", 400, "truncated by the cap of 400 tokens"),
+        ("abort", 7, "did not end by themselves (finish_reason 'abort': 24; cap 400 tokens)"),
+    ],
+)
+def test_m133_an_answer_that_did_not_end_is_no_answer_whatever_the_server_calls_it(
+    reason: str, tokens: int, says: str
+) -> None:
+    """The server's own cap, another word for it, no word at all, an aborted request: all with a box in the text."""
+
+    def answer(arm: str, request: Request, text: str) -> Response:
+        cut = arm == "candidate" and int(request.item.split("-")[1]) < 3
+        return Response(text=text, finish_reason=reason, tokens=tokens) if cut else right(arm, request, text)
+
+    result = judged(answer)
+    assert f"candidate: 24 of 240 answers (10.0%) {'are ' * says.startswith('trunc')}{says}" in reasons(result)
+    assert result.outcome is Outcome.UNDECIDED
+
+
+def test_m133_answers_lost_in_several_ways_count_together() -> None:
+    """Four of 240 cut, four empty, four unparsed: each within two points, together five, which could hide as many."""
+
+    def answer(arm: str, request: Request, text: str) -> Response:
+        place = (int(request.item.split("-")[1]) * 8 + request.repeat) % 60
+        if arm == "baseline" and place < 3:
+            return Response(text=["x", "", "no idea"][place], finish_reason=["length", "stop", "stop"][place])
+        return right(arm, request, text)
+
+    result = judged(answer)
+    assert "12 of 240 answers (5.0%) are not whole (4 truncated, 4 empty, 4 unparsed; cap 400 tokens)" in reasons(
+        result
+    )
+    assert result.outcome is Outcome.UNDECIDED
+
+
 def test_m133_a_budget_spent_on_reasoning_leaves_empty_answers_and_not_wrong_ones() -> None:
     def answer(arm: str, request: Request, text: str) -> Response:
         spent = int(request.item.split("-")[1]) < 6
@@ -110,6 +149,17 @@ def test_m137_a_silently_replaced_temperature_is_seen_by_its_echo() -> None:
         return Response(text=text, finish_reason="stop", effective=used)
 
     assert "candidate: temperature was 0.6 in 240 of 240 answers, asked for was 1.0" in reasons(judged(answer))
+
+
+@pytest.mark.parametrize("name", ["model", "system_fingerprint"])
+def test_m137_answers_of_another_model_in_mid_run_are_seen_by_what_the_server_says(name: str) -> None:
+    def answer(arm: str, request: Request, text: str) -> Response:
+        used = "other" if arm == "candidate" and request.repeat == 7 else "k3"
+        return Response(text=text, finish_reason="stop", effective={name: used})
+
+    result = judged(answer)
+    assert f"candidate: {name} changed in mid-run ('k3': 210, 'other': 30)" in reasons(result)
+    assert result.outcome is Outcome.UNDECIDED
 
 
 @pytest.mark.parametrize("name", ["aime25", "gpqa_diamond", "mrcr"])

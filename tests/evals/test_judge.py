@@ -125,6 +125,44 @@ def test_a_lost_partner_makes_the_eval_invalid() -> None:
     assert result.outcome is Outcome.UNDECIDED
 
 
+@pytest.mark.parametrize(
+    ("name", "answer", "chance"),
+    [("aime25", "\\boxed{1000}", 0), ("mrcr", "an otter", 0), ("gpqa_diamond", "Answer: A", 25)],
+)
+def test_a_baseline_that_has_nothing_to_lose_decides_nothing(name: str, answer: str, chance: int) -> None:
+    """Both arms wrong alike, or both guessing: no damage is seen because none could be."""
+    result = judged(lambda arm, request, text: right(arm, request, answer), (name,))
+    assert result.outcome is Outcome.UNDECIDED
+    assert f"guessing gives {chance}%: who lost all between them" in result.tasks[name].invalid[0]
+    assert not result.tasks[name].means
+
+
+def test_a_baseline_must_have_more_than_the_margin_to_lose() -> None:
+    def few(share: float) -> Outcome:
+        def answer(arm: str, request: Request, text: str) -> Response:
+            good = int(request.item.split("-")[1]) < 30 * share
+            return right(arm, request, text if good else "\\boxed{1000}")
+
+        return judged(answer, repeats=8, margin=0.1).outcome
+
+    assert (few(0.1), few(0.2)) == (Outcome.UNDECIDED, Outcome.GO)
+
+
+def test_questions_of_the_plan_that_both_arms_lack_are_missed() -> None:
+    task = load_task("aime25", items=30)
+    given = samples([task], 8, right)
+    plan = [s.request for s in given if s.arm == "baseline"]
+    settings = JudgeSettings({"aime25": 0.2})
+    assert judge_samples(given, [task], settings, plan).outcome is Outcome.GO
+    some = [s for s in given if s.request.repeat < 7]
+    assert judge_samples(some, [task], settings).outcome is Outcome.GO
+    lacking = judge_samples(some, [task], settings, plan)
+    assert lacking.outcome is Outcome.UNDECIDED
+    assert "30 of 240 questions have no answer in either arm" in lacking.tasks["aime25"].invalid[0]
+    other = judge_samples(given, [task], settings, [r.model_copy(update={"seed": 5}) for r in plan])
+    assert "240 answers are to no question of this plan" in other.tasks["aime25"].invalid[0]
+
+
 def test_a_task_without_samples_is_undecided() -> None:
     task = load_task("aime25", items=3)
     result = judge_samples([], [task], JudgeSettings({"aime25": 0.02}))

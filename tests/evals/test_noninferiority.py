@@ -16,6 +16,7 @@ from evals.statistics import (
     decide,
     designed,
     evidence,
+    jump,
     lower_bound,
     minimum_detectable,
     noise,
@@ -97,6 +98,35 @@ def test_power_is_as_printed_within_two_points_for_equal_arms_and_for_a_damage(d
     printed = chances(printed_from, margin, damage=margin)
     assert abs(np.mean(lower_bound(hurt) > 0) - printed.shown) <= POWER_OFF
     assert np.mean(upper_bound(hurt) <= margin) <= MOST_FALSE
+
+
+RATIOS = {
+    "few answers": (30, 1, 0.05, 0.11),
+    "mrcr, one repeat": (200, 1, 0.05, 0.018),
+    "nightly": (40, 8, 0.1, 0.0125),
+}
+RATIOS_OFF = 0.04
+"""Ratios move a little everywhere; they are counted as moves of one size, which is coarser than right and wrong."""
+
+
+@pytest.mark.parametrize("design", RATIOS)
+def test_power_of_scores_that_are_ratios_is_about_as_printed(design: str) -> None:
+    """As if each moved by a whole point the first two would be printed 15 points too high."""
+    items, repeats, deviation, margin = RATIOS[design]
+    moved = np.random.default_rng(0).normal(0, deviation, (RUNS, items, repeats))
+    pairs = items * repeats
+    printed_from = Evidence(0.0, deviation**2 / pairs, items - 1, 1 / pairs, jump(moved[0].tolist()))
+    seen = np.mean(upper_bound(evidence(moved.mean(-1), pairs)) <= margin)
+    assert abs(seen - chances(printed_from, margin).go) <= RATIOS_OFF
+
+
+@pytest.mark.parametrize(("items", "repeats"), [(2, 8), (3, 12), (6, 16), (30, 64)])
+def test_items_that_are_lost_in_all_their_repeats_have_a_power_too(items: int, repeats: int) -> None:
+    """More spread than independent pairs can have: it is the items'."""
+    lost = [[1.0] * repeats, *[[0.0] * repeats] * (items - 1)]
+    power = chances(evidence(np.mean(lost, axis=1), items * repeats), 0.02)
+    assert all(0 <= chance <= 1 for chance in (power.go, power.no_go, power.shown))
+    assert repeats_needed(noise(lost), items, 0.02) is None
 
 
 def test_the_minimum_detectable_effect_is_the_margin_with_that_power() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from fake_openai import FakeServer, Fault, chat_reply, serving
 from evals.runner.client import EndpointDown
 from evals.runner.endpoint import Endpoint, EndpointError, Limits
 from evals.runner.journal import Journal, JournalError
+from evals.runner.replies import hidden, response_from
 from evals.runner.run import run_requests
 from evals.samples import Request, Sample
 
@@ -158,6 +160,29 @@ def test_hostile_bytes_are_kept_as_text_and_break_nothing(tmp_path: Path) -> Non
         assert journal.samples[sample.key] == sample
 
 
+def test_a_server_that_ends_in_its_thoughts_gave_an_empty_answer_and_no_error(tmp_path: Path) -> None:
+    """An end of text drawn too early is damage: as an error its pair would be left out of the scores."""
+    body = b'{"choices": [{"message": {"content": null, "reasoning_content": "so"}, "finish_reason": "stop"}]}'
+    _, sample = one(Fault("body", body=body), tmp_path)
+    assert (sample.response.text, sample.response.error) == ("", "")
+
+
+def test_patience_is_counted_from_when_a_server_went_away_and_not_from_the_question(tmp_path: Path) -> None:
+    """An answer of twice the patience, cut short by a restart: the server is waited for, and asked again."""
+    slow = Fault("reset", seconds=0.8)
+    with serving(FakeServer()) as a, serving(FakeServer(faults=[slow, Fault("status", 503)])) as b:
+        patient = Limits(connect=2, answer=5, patience=0.4, first_pause=0.01, longest_pause=0.02)
+        samples = run(a, b, tmp_path / "j", 1, limits=patient)
+    assert [s.response.text for s in samples] == ["right", "right"]
+
+
+def test_a_list_of_models_that_comes_late_is_asked_for_again_and_no_error_of_the_answer(tmp_path: Path) -> None:
+    with serving(FakeServer()) as a, serving(FakeServer(list_seconds=[0.6])) as b:
+        quick = Limits(connect=0.2, answer=5, patience=5, first_pause=0.01, longest_pause=0.02)
+        samples = run(a, b, tmp_path / "j", 1, limits=quick)
+    assert [s.response.error for s in samples] == ["", ""]
+
+
 def test_what_the_server_says_it_used_is_kept_for_the_judge(tmp_path: Path) -> None:
     def echo(asked: dict[str, Any]) -> dict[str, Any]:
         return chat_reply("x", asked, parameters={"seed": 99, "temperature": 0.5}, prompt_token_ids=[1, 2, 3])
@@ -231,6 +256,9 @@ def test_a_run_killed_at_any_byte_resumes_without_loss_or_double(tmp_path: Path)
             assert (tmp_path / "cut").read_bytes().count(b"\n") == 5
 
 
+ANY_ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
+
+
 def _plan(path: Path) -> str:
     return str(json.loads(path.read_bytes().split(b"\n")[0])["content"]["plan"])
 
@@ -273,6 +301,7 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_but_the_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "sk-very-secret-0123"
+    escaped = b'{"choices": [{"message": {"content": "sk\\u002dvery-secret-0123"}, "finish_reason": "stop"}]}'
     monkeypatch.setenv("MY_KEY", secret)
     leak = FakeServer(answer=lambda asked: chat_reply(f"your key is {secret}", asked))
     with serving(leak) as server:
@@ -280,6 +309,10 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_but_the_header(
         samples = run_requests(requests(1), {"baseline": endpoint, "candidate": endpoint}, tmp_path / "j", limits=QUICK)
     assert all(headers["Authorization"] == f"Bearer {secret}" for headers in leak.headers)
     assert samples[0].response.text == "your key is ***"
+    assert secret in ANY_ESCAPE.sub(lambda m: chr(int(m[1], 16)), escaped.decode())
+    said = response_from(200, escaped, 0.0, secret)
+    assert (said.text, secret in said.model_dump_json()) == ("***", False)
+    assert b"a\\/b" not in hidden(b"no JSON: a\\/b-key-0123", "a/b-key-0123")
     assert secret not in repr(endpoint) + str(endpoint.public()) + (tmp_path / "j").read_text()
 
 

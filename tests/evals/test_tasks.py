@@ -156,6 +156,26 @@ def test_an_unreachable_or_gated_set_gives_one_clear_line(
         load_task("gpqa_diamond", "published")
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[1]\n[2]\n[3]\n", "a row is no table"),
+        (b"[" * 100_000 + b"\n", "cannot be read"),
+        (b"\xff\n", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_table_is_one_clear_line(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "test.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        load_rows(source(content), tmp_path)
+
+
+def test_a_text_may_hold_line_separators_that_are_not_the_files(tmp_path: Path) -> None:
+    content = '{"problem": "a\u2028b\x85c"}\n{"problem": "d"}\n{"problem": "e"}\n'.encode()
+    (tmp_path / "test.jsonl").write_bytes(content)
+    assert load_rows(source(content), tmp_path)[0][0]["problem"] == "a\u2028b\x85c"
+
+
 def test_another_number_of_rows_is_another_set(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_bytes(LINES)
     with pytest.raises(DataError, match="3 rows, 30 are known"):

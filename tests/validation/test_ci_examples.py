@@ -95,7 +95,7 @@ def test_github_files_have_what_a_workflow_needs(path: Path) -> None:
         assert job["steps"][-1]["if"] == "always()", "evidence is kept whatever the verdict"
         for step in job["steps"]:
             assert ("run" in step) != ("uses" in step)
-            assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/x@v1"))
+            assert re.fullmatch(r"actions/[a-z-]+(/[a-z]+)?@v\d+", step.get("uses", "actions/x@v1"))
 
 
 @pytest.mark.parametrize("path", GITLAB, ids=lambda path: path.name)
@@ -108,6 +108,22 @@ def test_gitlab_files_show_junit_in_every_job(path: Path) -> None:
         assert artifacts["reports"]["junit"] == "runs/*/junit.xml"
         assert artifacts["when"] == "always"
         assert job["rules"]
+
+
+def test_the_history_of_a_red_night_is_kept() -> None:
+    steps = content(FOLDER / "github" / "decodegate-nightly.yml")["jobs"]["gates"]["steps"]
+    used = [step.get("uses", "") for step in steps]
+    assert not any(use.startswith("actions/cache@") for use in used), "it keeps nothing of a job that failed"
+    assert steps[used.index("actions/cache/save@v4")]["if"] == "always()"
+    (gitlab,) = GITLAB
+    assert content(gitlab)["decodegate nightly"]["cache"]["when"] == "always"
+
+
+@pytest.mark.parametrize("path", [*GITHUB, *GITLAB], ids=lambda path: path.name)
+def test_records_know_their_commit_because_the_install_is_editable(path: Path) -> None:
+    installs = [line for line in scripts(content(path)) if "pip install" in line]
+    assert installs
+    assert all("--editable ." in line for line in installs)
 
 
 def test_secrets_are_never_on_a_command_line() -> None:
