@@ -26,6 +26,7 @@ from validation.cli import (
     soaking,
 )
 from validation.errors import RunInterrupted, UsageError, one_line
+from validation.run.signals import terminated_as_interrupted
 from validation.run.version import version
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
 
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        result = app(args=words, prog_name="decodegate", standalone_mode=False)
+        with terminated_as_interrupted():
+            result = app(args=words, prog_name="decodegate", standalone_mode=False)
         sys.stdout.flush()
         return int(result or 0)
     except UsageError as error:

@@ -18,7 +18,7 @@ from validation.profile import DEFAULT_PROFILE, Profile, load_profile, profile_f
 from validation.records.storage import RunFolder
 from validation.reports.mutation import headline, open_rows, why, write_matrix
 from validation.run.environment import default_workers, set_threads
-from validation.run.processes import LocalProcesses, terminated_as_interrupted
+from validation.run.processes import LocalProcesses
 from validation.targets.registry import load_target
 from validation.verdict import Verdict, exit_code
 
@@ -64,10 +64,9 @@ def measure_matrix(options: MutateOptions) -> int:
         console.print(f"{done}/{total} {escape(fault)}", highlight=False)
 
     executor = LocalProcesses(options.workers or default_workers())
-    with terminated_as_interrupted():
-        folder, matrix = mutate(
-            request, target, options.out, resume=options.resume, executor=executor, told=told, opened=opened
-        )
+    folder, matrix = mutate(
+        request, target, options.out, resume=options.resume, executor=executor, told=told, opened=opened
+    )
     page = write_matrix(folder, matrix)
     for row in open_rows(matrix):
         console.print(f"{row.outcome}: {escape(row.fault)}: {escape(row.title)}. {escape(why(row))}", highlight=False)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
@@ -16,22 +17,12 @@ from validation.gates.base import Context, Gate, Unit
 from validation.run.executor import Failed, InProcess, Outcome, measure_unit
 
 
-@contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM do in the main thread what Ctrl-C does; what was there before comes back afterwards."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 class LocalProcesses:
     """Measures units in `workers` processes, which stay for the next gate: starting one takes seconds.
 
     Gate, target and context travel by pickle once per worker and gate; a target is expected to pickle as the way to
     load it. A worker that dies makes its unit an outcome that failed, and the rest goes on. Workers end when the caller
-    stops asking, with this executor, and with the caller, also when that is killed: they see their pipe close.
+    stops asking, with this executor, and with the caller, in the middle of a unit too when that is killed.
     """
 
     def __init__(self, workers: int) -> None:
@@ -131,6 +122,7 @@ def _serve(pipe: Connection, threads: int) -> None:
     """A worker's life: measure what comes through the pipe, a gate with its context and then units, until it closes."""
     # Ctrl-C reaches the whole process group; the parent decides what to do with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     gate: Any = None
     context: Any = None
@@ -146,3 +138,11 @@ def _serve(pipe: Connection, threads: int) -> None:
             pipe.send(measure_unit(gate, message, context))
         except OSError:
             return
+
+
+def _end_with_parent() -> None:
+    """End in the middle of a unit, which may take a quarter of an hour: nobody is left to have its result."""
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import decodegate_toy as toy
-import pytest
 
 from validation.faults.catalogue import FAULTS
 from validation.gates.base import Context, Unit
@@ -96,16 +98,49 @@ def _runs(pid: int) -> bool:
     return True
 
 
+def is_gone(pid: int) -> bool:
+    """Whether the process ends within ten seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        status = Path(f"/proc/{pid}/status")
+        if status.exists() and "\nState:\tZ" in status.read_text():
+            return True  # Ended; what adopted it has not asked how.
+        time.sleep(0.05)
+    return False
+
+
 def test_no_worker_outlives_a_caller_that_stops_asking() -> None:
     outcomes = LocalProcesses(2).measure(Fragile(), UNITS[:2] * 2, context())
     first = next(outcomes)
     assert isinstance(first, Measured)
     outcomes.close()  # type: ignore[attr-defined]
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.kill(first.result["pid"], 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("a worker still runs")
+    assert is_gone(first.result["pid"]), "a worker still runs"
+
+
+class Asleep(toy.ErrorGate):
+    """Leaves its process id in the folder PIDS and takes a minute."""
+
+    def measure(self, unit: Unit, context: Context) -> dict[str, Any]:
+        (Path(os.environ["PIDS"]) / str(os.getpid())).touch()
+        time.sleep(60)
+        return {}
+
+
+def test_no_worker_finishes_its_unit_for_a_caller_that_was_killed(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    script = "import test_processes as t; list(t.LocalProcesses(2).measure(t.Asleep(), t.UNITS[:2], t.context()))"
+    paths = os.pathsep.join(map(str, (here, here.parent, here.parents[2])))
+    caller = subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths, "PIDS": str(tmp_path)}
+    )
+    deadline = time.monotonic() + 120
+    while len(workers := [int(path.name) for path in tmp_path.iterdir()]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    caller.kill()
+    caller.wait()
+    assert len(workers) == 2
+    assert all(map(is_gone, workers))

@@ -75,15 +75,16 @@ def test_two_runs_of_one_seed_agree_and_another_seed_does_not(decodegate: Comman
     assert records[0].stable.gates[0].metrics != records[2].stable.gates[0].metrics
 
 
+@pytest.mark.parametrize("stop", ["TOY_INTERRUPT_AT", "TOY_TERMINATE_AT"])
 def test_an_interrupt_keeps_the_work_and_says_how_to_go_on(
-    decodegate: CommandLine, log: Path, monkeypatch: pytest.MonkeyPatch
+    decodegate: CommandLine, log: Path, monkeypatch: pytest.MonkeyPatch, stop: str
 ) -> None:
-    monkeypatch.setenv("TOY_INTERRUPT_AT", "rows-8")
+    monkeypatch.setenv(stop, "rows-8")
     assert decodegate.run() == 130
     run_id = decodegate.newest().run_id
     expected = f"decodegate: interrupted; go on with: decodegate run --resume {run_id} --out {decodegate.runs}\n"
     assert decodegate.err == expected
-    monkeypatch.delenv("TOY_INTERRUPT_AT")
+    monkeypatch.delenv(stop)
     log.write_text("")
     assert decodegate("run", "--workers", "1", "--resume", run_id, "--out", str(decodegate.runs)) == 0
     assert list(toy.measured(log)) == ["rows-8", "rows-16", "rows-32", "rows-64"]
