@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from evals import statistics
-from evals.graded import Fate, Graded, Pair, paired
+from evals.graded import Fate, Pair, paired
 from evals.samples import ARMS, Request, Sample
 from evals.statistics import Evidence, Outcome
 from evals.tasks import EvalTask
@@ -172,13 +172,14 @@ def _judge_task(
     )
     scored = judged.scored
     invalid = judged.invalid or insensitive(scored, margin, task.kind.chance)
-    if invalid:
+    if judged.invalid or not scored:
         return replace(judged, invalid=invalid)
     seen = evidence_of(scored)
-    means = {arm: _mean([pair.arm(arm) for pair in scored]) for arm in ARMS}
-    return replace(
-        judged, means=means, decision=_decide(seen, margin, settings), design=_design(scored, seen, margin, settings)
-    )
+    decision = _decide(seen, margin, settings)
+    if invalid and decision.outcome is not Outcome.NO_GO:
+        return replace(judged, invalid=invalid)
+    means = {arm: sum(pair.arm(arm).grade.score for pair in scored) / len(scored) for arm in ARMS}
+    return replace(judged, means=means, decision=decision, design=_design(scored, seen, margin, settings))
 
 
 def _decide(seen: Evidence, margin: float, settings: JudgeSettings) -> Decision:
@@ -245,7 +246,3 @@ def _corrected(judged: Mapping[str, TaskJudgement], settings: JudgeSettings) -> 
 
 def _item_means(pairs: Sequence[Pair]) -> list[float]:
     return [sum(d) / len(d) for d in item_damages(pairs)]
-
-
-def _mean(answers: Sequence[Graded]) -> float:
-    return sum(answer.grade.score for answer in answers) / len(answers)

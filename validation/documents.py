@@ -63,42 +63,44 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """
     if path.suffix not in (".toml", ".yaml", ".yml"):
         raise UsageError(f"{what} {str(path)!r}: a .toml, .yaml or .yml file is needed")
-    data = read_limited(path, LARGEST_DOCUMENT, what)
+    data, toml = read_limited(path, LARGEST_DOCUMENT, what), path.suffix == ".toml"
     try:
         text = data.decode("utf-8")
-        content = tomllib.loads(text) if path.suffix == ".toml" else yaml.load(text, _PlainLoader)
+        content = tomllib.loads(text) if toml else yaml.load(text, _PlainLoader)
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except RecursionError as error:
         raise UsageError(f"{path}: nested too deeply") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: not valid TOML: {one_line(error)}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{path}: not valid YAML: {_yaml_problem(error)}") from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise UsageError(f"{path}: not valid {'TOML' if toml else 'YAML'}: {_grammar_problem(error)}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UsageError(f"{path}: a table of named values is needed, not {type(content).__name__}")
     return content
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """YAML without aliases and repeated keys."""
+    """YAML without tags, aliases and repeated keys."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed", mark)
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed", event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise yaml.constructor.ConstructorError(None, None, "tags are not allowed", event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        twice = [key for key in keys if isinstance(key, str) and keys.count(key) > 1]
-        if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice[0]!r} is there twice", node.start_mark)
+        seen: set[str] = set()
+        mark: Any = node.start_mark
+        for key in (key.value for key, _ in node.value if isinstance(key.value, str)):
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is there twice", mark)
+            seen.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
 
-def _yaml_problem(error: Exception) -> str:
+def _grammar_problem(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
     return one_line(getattr(error, "problem", None) or error) + place
@@ -118,7 +120,15 @@ def _problem(item: Mapping[str, Any], model: type[BaseModel]) -> str:
     said = re.sub("^Value error, ", "", item["msg"])
     if item["type"] == "value_error":
         return one_line(f"{where}: {said}" if where else said)
-    return one_line(f"{where}: {said[0].lower()}{said[1:]}, not {one_line(repr(item['input']))[:60]}")
+    return one_line(f"{where}: {said[0].lower()}{said[1:]}, not {_given(item['input'])}")
+
+
+def _given(value: object) -> str:
+    """A value as it was given, cut short."""
+    try:
+        return one_line(repr(value))[:60]
+    except ValueError:
+        return "a number of more digits than Python prints"
 
 
 def _fields_at(place: Sequence[Any], model: type[BaseModel]) -> list[str]:

@@ -148,6 +148,13 @@ def test_a_baseline_must_have_more_than_the_margin_to_lose() -> None:
     assert (few(0.1), few(0.2)) == (Outcome.UNDECIDED, Outcome.GO)
 
 
+def test_a_candidate_that_does_worse_than_a_guesser_is_no_go_against_a_baseline_that_guesses() -> None:
+    def answer(arm: str, request: Request, text: str) -> Response:
+        return right(arm, request, "Answer: A" if arm == "baseline" or text != "Answer: A" else "Answer: B")
+
+    assert judged(answer, ("gpqa_diamond",)).outcome is Outcome.NO_GO
+
+
 def test_questions_of_the_plan_that_both_arms_lack_are_missed() -> None:
     task = load_task("aime25", items=30)
     given = samples([task], 8, right)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from fit_expected import EXPECTED, NVIDIA
 from toy_commandline import CommandLine
 
@@ -128,6 +129,13 @@ def test_a_model_that_cannot_fit_is_refused_whatever_else_holds() -> None:
         ("traffic: {batch: {1: .nan}, context: {1: 1}}", "traffic.batch"),
         ("speculation: {method: dspark, drafts: 3, acceptance_length: 5}", "3 drafts allow 4"),
         ("hardwear: 1", "did you mean 'hardware'?"),
+        ("name: !!bool maybe", "tags are not allowed"),
+        ("name: ! x", "tags are not allowed"),
+        ("hardware: {gpu: GB300, count: yes}", "hardware.count: a number is needed, not true"),
+        ("traffic: {batch: {true: 1}, context: {1: 1}}", "a number is needed, not true"),
+        ("hardware: {gpu: GB300, count: 0x" + "f" * 5000 + "}", "a number of more digits than Python prints"),
+        ("name: " + "1:" * 300 + "1.5", "not valid YAML"),
+        ("engine: {capture_sizes: []}", "engine.capture_sizes"),
     ],
 )
 def test_a_wrong_deployment_file_is_one_line(decodegate: CommandLine, text: str, said: str) -> None:
@@ -136,6 +144,47 @@ def test_a_wrong_deployment_file_is_one_line(decodegate: CommandLine, text: str,
     assert decodegate("fit", str(path)) == 2
     assert decodegate.err.count("\n") == 1
     assert said.replace("YAML", "") in decodegate.err
+
+
+def test_a_batch_that_the_engine_does_not_admit_is_no_traffic() -> None:
+    with pytest.raises(UsageError, match=r"engine\.max_batch is 8, traffic\.batch has steps of 64 requests"):
+        deployment(traffic={"batch": {64: 1.0}, "context": {1000: 1.0}}, engine={"max_batch": 8})
+
+
+def test_a_file_of_many_keys_is_refused_in_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "many.yaml"
+    keys = 2000
+    path.write_text("name: x\n" + "".join(f"a{i}: 1\n" for i in range(keys)) + "a0: 2\n")
+    compared = 0
+
+    class Counted(str):
+        """A key that counts its comparisons."""
+
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    with pytest.MonkeyPatch.context() as patch:
+        scalar = yaml.ScalarNode.__init__
+
+        def counted(node: yaml.ScalarNode, tag: str, value: str, *more: object, **named: object) -> None:
+            scalar(node, tag, Counted(value), *more, **named)
+
+        patch.setattr(yaml.ScalarNode, "__init__", counted)
+        with pytest.raises(UsageError, match="key 'a0' is there twice"):
+            load_deployment(path)
+    assert compared < 10 * keys
+
+
+def test_a_number_in_toml_that_python_does_not_read_is_called_toml(decodegate: CommandLine) -> None:
+    path = decodegate.folder / "deployment.toml"
+    path.write_text("name = " + "9" * 5000)
+    assert decodegate("fit", str(path)) == 2
+    assert "not valid TOML" in decodegate.err
 
 
 def test_a_model_of_another_family_is_refused(tmp_path: Path) -> None:

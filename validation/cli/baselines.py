@@ -10,6 +10,7 @@ import typer
 
 from validation.cli import options
 from validation.cli.printing import say
+from validation.errors import UsageError
 
 if TYPE_CHECKING:
     from validation.history.store import History
@@ -76,8 +77,15 @@ def show_baselines(db: DbOption = None, out: options.OutOption = Path("runs")) -
     return 0
 
 
-def open_history(db: Path | None, out: Path) -> History:
-    """The history at `db`, or the one in the folder of runs."""
+def open_history(db: Path | None, out: Path, new: bool = False) -> History:
+    """The history at `db`, or the one in the folder of runs; only with `new` may it be made.
+
+    Raises:
+        UsageError: there is none.
+    """
     from validation.history.store import History
 
-    return History(db or out / "history.sqlite3")
+    path = db or out / "history.sqlite3"
+    if not new and not path.exists():
+        raise UsageError(f"there is no history {str(path)!r}; decodegate history add makes one, --db names another")
+    return History(path)

@@ -12,7 +12,14 @@ from pathlib import Path
 from rich.console import Console
 
 from validation.bisect.commits import launch
-from validation.bisect.commits.git import about, commit_id, parent, repository, require_ancestor
+from validation.bisect.commits.git import (
+    about,
+    commit_id,
+    parent,
+    repository,
+    require_ancestor,
+    require_first_parent,
+)
 from validation.bisect.commits.search import CommitSearch, reproduce
 from validation.bisect.commits.state import Method, Question, State, read_state
 from validation.cli.lines import say
@@ -23,6 +30,9 @@ from validation.verdict import Verdict, exit_code
 
 NOISY_GATES = frozenset({"sync", "stability", "evals", "performance"})
 """Gates whose verdict may differ from run to run: races, acceptance, sampled answers, clocks."""
+
+MOST_RUNS = 400
+"""Runs after which a search stops, where the user says nothing: five times what a quarter of wrong verdicts need."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class CommitOptions:
     timeout: float | None
     posterior: float
     wrong: float | None
-    most_runs: int
+    most_runs: int | None
     resume: str | None
     out: Path
 
@@ -54,7 +64,7 @@ def bisect_commits(options: CommitOptions) -> int:
     console = Console()
     if options.resume is not None:
         folder = RunFolder.find(options.out, options.resume)
-        state = read_state(folder)
+        state = _resumed(folder, options)
     else:
         state = State(question=_question(options))
         folder = RunFolder.create(options.out, new_run_id(datetime.now(UTC)))
@@ -66,6 +76,23 @@ def bisect_commits(options: CommitOptions) -> int:
     answer = search.finish() if state.answer is None else state.answer
     _tell(console, search)
     return exit_code(answer.verdict)
+
+
+def _resumed(folder: RunFolder, options: CommitOptions) -> State:
+    """The state of an earlier search, which may be given more runs.
+
+    Raises:
+        UsageError: there is none, or an option asks something else than it was asked.
+    """
+    state, most = read_state(folder), options.most_runs
+    given = {"--good": options.good, "--bad": options.bad, "--build": options.build, "a command": options.words}
+    if other := [name for name, value in given.items() if value]:
+        raise UsageError(f"run {folder.run_id!r} keeps what it was asked; leave out {', '.join(other)}")
+    if most is None or most <= len(state.trials):
+        return state
+    spent = len(state.trials) >= state.question.most_runs
+    question = state.question.model_copy(update={"most_runs": most})
+    return state.model_copy(update={"question": question, "answer": None if spent else state.answer})
 
 
 def command_of(words: tuple[str, ...]) -> tuple[list[str], bool]:
@@ -91,11 +118,14 @@ def _question(options: CommitOptions) -> Question:
     repo = repository(options.repo)
     good, bad = commit_id(repo, options.good, "--good"), commit_id(repo, options.bad, "--bad")
     require_ancestor(repo, good, bad)
+    method = _method(options.method, options.words if gate else ())
+    if method is Method.BAYES:
+        require_first_parent(repo, good, bad)
     return Question(
         repo=str(repo),
         good=good,
         bad=bad,
-        method=_method(options.method, options.words if gate else ()),
+        method=method,
         command=command,
         gate=gate,
         build=_split(options.build),
@@ -103,7 +133,7 @@ def _question(options: CommitOptions) -> Question:
         timeout=options.timeout,
         posterior=options.posterior,
         wrong=options.wrong,
-        most_runs=options.most_runs,
+        most_runs=options.most_runs or MOST_RUNS,
     )
 
 

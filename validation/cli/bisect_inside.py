@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +16,11 @@ from validation.bisect.question import Cell, ParityQuestion
 from validation.cli.lines import say
 from validation.errors import UsageError, one_line
 from validation.faults.base import Fault, in_layer
+from validation.files import read_limited
 from validation.loading import load_faults
 from validation.profile import DEFAULT_PROFILE, EMBEDDED, load_profile
 from validation.records.jsonio import pretty
+from validation.records.reading import LARGEST_RECORD
 from validation.records.storage import RunFolder, new_run_id
 from validation.run.environment import set_threads
 from validation.run.version import code_version
@@ -91,9 +94,7 @@ def read_replay(path: Path) -> KernelsDoc:
         UsageError: it cannot be read, is no replay file of this version, or names places that it does not list.
     """
     try:
-        doc = KernelsDoc.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{str(path)!r} cannot be read: {error.strerror or one_line(error)}") from error
+        doc = KernelsDoc.model_validate_json(read_limited(path, LARGEST_RECORD, "replay file"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -143,6 +144,6 @@ def _tell(console: Console, found: Found, folder: RunFolder) -> None:
     say(console, f"{found.verdict}: {found.summary}")
     file = folder.file(KERNELS_FILE)
     if found.verdict is Verdict.FAIL:
-        say(console, f"again: decodegate bisect kernels --replay {file}")
+        say(console, f"again: {shlex.join(['decodegate', 'bisect', 'kernels', '--replay', str(file)])}")
     else:
         say(console, str(file))

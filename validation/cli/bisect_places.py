@@ -18,7 +18,7 @@ from validation.records.jsonio import named, pretty
 from validation.records.storage import RunFolder, new_run_id
 from validation.run.version import code_version
 from validation.targets.base import Capability
-from validation.verdict import exit_code
+from validation.verdict import Verdict, exit_code
 
 TENSORS_FILE = "boundary.safetensors"
 
@@ -75,7 +75,8 @@ def summary(located: Located, by: str) -> str:
     if located.layer is None or located.token is None:
         furthest = max(located.over_tokens.items(), key=lambda item: item[1].upper)
         shown = f"at {furthest[0]} at most {furthest[1].upper:.3g} floors, allowed {CACHE_MULTIPLE:.3g}"
-        return f"nothing to bisect: no boundary leaves the noise floor ({shown}, n = {furthest[1].n} sequences)"
+        said = "nothing to bisect" if located.verdict is Verdict.PASS else "neither is shown, take more --sequences"
+        return f"{said}: no boundary leaves the noise floor ({shown}, n = {furthest[1].n} sequences)"
     first, other = (located.token, located.layer) if by == "tokens" else (located.layer, located.token)
     if by == "tokens":
         text = f"first token out: position {first.position}, in {_words(first)}"

@@ -82,8 +82,15 @@ def commits(
         ),
     ] = None,
     most_runs: Annotated[
-        int, typer.Option("--most-runs", min=2, metavar="N", help="Stop after so many.", rich_help_panel=_RUNS)
-    ] = 400,
+        int | None,
+        typer.Option(
+            "--most-runs",
+            min=2,
+            metavar="N",
+            help="Stop after so many, 400 unless told; --resume with more goes on.",
+            rich_help_panel=_RUNS,
+        ),
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option("--resume", metavar="ID", help="Go on with an earlier one.", rich_help_panel=_RUNS),
@@ -104,7 +111,7 @@ def commits(
 
     [bold]Exit codes[/bold]
 
-    0 nothing to bisect: --bad passes; 1 the commit is found; 2 wrong usage, or the command said stop;
+    0 nothing to bisect: --bad passes, or as often as --good; 1 found; 2 wrong usage, or the command said stop;
     3 inconclusive: --good fails, only commits are left that cannot be judged, the runs were spent;
     4 error of the machinery; 130 interrupted
     """

@@ -110,6 +110,15 @@ PatienceOption = Annotated[
         rich_help_panel=_SERVERS,
     ),
 ]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="FOLDER",
+        help="Folder with the published sets, for a profile that asks them.",
+        rich_help_panel=_SERVERS,
+    ),
+]
 
 
 def compare(
@@ -124,6 +133,7 @@ def compare(
     concurrency: ConcurrencyOption = 16,
     answer_seconds: AnswerOption = 1800.0,
     patience_seconds: PatienceOption = 600.0,
+    data_dir: DataDirOption = None,
     profile: options.ProfileOption = None,
     gate: options.GateOption = None,
     seed: options.SeedOption = None,
@@ -178,7 +188,7 @@ def compare(
         out=out,
         bisect=bisect_exit,
         github=output is options.OutputFormat.GITHUB,
-        given=_profile(name, target, backend),
+        given=_profile(name, target, backend, data_dir),
         command=("decodegate", "compare", "--baseline", baseline, "--candidate", candidate, "--profile", name),
     )
     return judge(chosen)
@@ -188,7 +198,7 @@ def _set(variable: str) -> str:
     return variable if os.environ.get(variable) else ""
 
 
-def _profile(name: str, target: dict[str, Any], backend: Backend) -> Any:
+def _profile(name: str, target: dict[str, Any], backend: Backend, data_dir: Path | None) -> Any:
     """The profile of this name, for two servers; required is every gate that can see enough of a server."""
     from validation.errors import UsageError
     from validation.gates.registry import load_gate
@@ -200,6 +210,11 @@ def _profile(name: str, target: dict[str, Any], backend: Backend) -> Any:
     if not seeing:
         raise UsageError(f"profile {name!r} has no gate that can judge a server; one with [gates.evals] is needed")
     gates = {name: dict(settings) for name, settings in base.gates.items()}
+    if data_dir is not None:
+        if gates.get("evals", {}).get("origin") != "published":
+            wanted = '--data-dir has published sets; give a profile with origin = "published" in [gates.evals]'
+            raise UsageError(f"profile {name!r} asks generated items, and {wanted}")
+        gates["evals"]["data_dir"] = str(data_dir.resolve())
     if "parity" in gates:
         # A server is what it was started as: one cell, and no schedule of ours.
         cell: Any = {"kv_cache_dtype": base.baseline.kv_cache_dtype, "tensor_parallel": [1], "batches": [1, 8]}

@@ -22,7 +22,7 @@ def fit(
     [bold]Examples[/bold]
 
     decodegate fit examples/deployments/gb300-tp16-dspark.yaml
-    decodegate fit examples/deployments/h200-tp8.yaml
+    decodegate fit examples/deployments/h200-tp16.yaml
 
     [bold]Exit codes[/bold]
 

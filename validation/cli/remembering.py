@@ -68,7 +68,7 @@ def add(
         except UsageError as error:
             problems.append(str(error))
     if entries:
-        with open_history(db, out) as history:
+        with open_history(db, out, new=True) as history:
             new = history.add(entries)
         say(f"{len(new)} added, {len(entries) - len(new)} there already")
     if problems:
@@ -124,14 +124,17 @@ def trend(
 
     [bold]Exit codes[/bold]
 
-    0 shown, 1 a step since the baseline (--check), 2 wrong usage or bad input
+    0 shown, 1 a step since the baseline (--check), 2 wrong usage or bad input, or no run to check
     """
     from validation.history.trend import by_series, courses, since
 
     stepped = False
     with open_history(db, out) as history:
         baselines = history.baselines()
-        for series, runs in by_series(history.entries(profile)).items():
+        found_series = by_series(history.entries(profile))
+        if check and not found_series:
+            raise UsageError("there is no run to check; decodegate history add keeps some")
+        for series, runs in found_series.items():
             base = baselines.get(series, (None, ""))[0]
             reference = history.entry(base) if base else None
             found = courses(runs, reference, gate, metric)

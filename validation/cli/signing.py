@@ -11,6 +11,7 @@ import typer
 
 from validation.cli import options
 from validation.cli.printing import say
+from validation.errors import UsageError
 
 if TYPE_CHECKING:
     from validation.records.storage import RunFolder
@@ -73,15 +74,17 @@ def signoff(
     """
     from validation.records.storage import new_run_id
     from validation.signoff.document import render
-    from validation.signoff.folder import gather, signer, write_signoff
+    from validation.signoff.folder import gather, require_apart, signer, write_signoff
     from validation.signoff.keys import read_private_key
     from validation.signoff.ruling import Outcome
 
     secret = read_private_key(key) if key is not None else None
     folders = [run_folder(run, out) for run in runs]
+    matrix = run_folder(mutation, out) if mutation is not None else None
     now = datetime.now(UTC)
-    case = gather(folders, policy, run_folder(mutation, out) if mutation is not None else None, now.date())
     target = to or Path("signoffs") / new_run_id(now)
+    require_apart(target, [*folders, matrix] if matrix is not None else folders)
+    case = gather(folders, policy, matrix, now.date())
     document = write_signoff(case, render(case, signer(secret)), policy, target, secret)
     for ruling in case.decision.rulings:
         waived = " (waived)" if ruling.waivers else ""
@@ -123,8 +126,12 @@ def verify(
     from validation.signoff.verify import verify as check
 
     elsewhere = {Path(run).name: Path(run) for run in runs or ()}
+    if len(elsewhere) < len(runs or ()):
+        raise UsageError("two folders of one run were given; a sign-off rests on one")
     public = read_public_key(key)
     found = check(folder, public, lambda run: elsewhere.get(run, out / run), datetime.now(UTC).date())
+    if found.statement is not None and (strange := elsewhere.keys() - found.runs):
+        raise UsageError(f"run {min(strange)!r} is not one of this sign-off's: {', '.join(sorted(found.runs))}")
     for problem in found.problems[:20]:
         say(f"NOT VERIFIED: {problem}")
     if len(found.problems) > 20:

@@ -6,14 +6,23 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from validation.documents import Section, load
 from validation.fit.hardware import GPUS
 
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Tokens = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Share = Annotated[float, Field(ge=0, le=1)]
+
+def _no_truth(value: object) -> object:
+    """Refuse `yes` where a number is wanted: pydantic would read it as 1."""
+    if isinstance(value, bool):
+        raise ValueError(f"a number is needed, not {str(value).lower()}")
+    return value
+
+
+Number = BeforeValidator(_no_truth)
+Count = Annotated[int, Number, Field(ge=1, le=1_000_000)]
+Tokens = Annotated[int, Number, Field(ge=1, le=1_000_000_000)]
+Share = Annotated[float, Number, Field(ge=0, le=1)]
 
 _ROUNDING = 1e-3
 """Shares that people write with two or three digits add up to 1 within this."""
@@ -24,7 +33,7 @@ class Hardware(Section):
 
     gpu: str
     count: Count
-    nvlink_domain: int = Field(default=0, ge=0)
+    nvlink_domain: Annotated[int, Number] = Field(default=0, ge=0)
 
     @field_validator("gpu")
     @classmethod
@@ -55,7 +64,7 @@ class Engine(Section):
     replay_ssm: bool = False
     aux_attn_res_stream: bool = False
     max_batch: Count | None = None
-    capture_sizes: list[Count] | None = None
+    capture_sizes: list[Count] | None = Field(default=None, min_length=1)
 
 
 class Cache(Section):
@@ -117,6 +126,13 @@ class DeploymentFile(Section):
     speculation: Speculation | None = None
     traffic: Traffic
     least_gain: float = Field(default=1.05, ge=1)
+
+    @model_validator(mode="after")
+    def _batches_are_admitted(self) -> Self:
+        most, largest = self.engine.max_batch, max(self.traffic.batch)
+        if most is not None and most < largest:
+            raise ValueError(f"engine.max_batch is {most}, traffic.batch has steps of {largest} requests")
+        return self
 
     @property
     def drafts(self) -> int:

@@ -32,7 +32,6 @@ _MAX_ROWS = 64
 _MAX_DRAFTS = 7
 _SCOPE_DRAFTS = range(3, 8)
 _AMD_ROWS = 8
-_SMALL = range(1, 9)
 _DEFAULT_CAPTURES = (1, 2, 4, *range(8, 513, 8))
 """vLLM's default sizes of captured graphs, as far as they matter here."""
 

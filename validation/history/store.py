@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from validation.errors import UsageError, one_line
 from validation.history.entry import Entry, GateEntry
@@ -139,9 +140,16 @@ class History:
     def _entry(self, run: str) -> Entry:
         ask = self._database.execute
         row = ask("SELECT id, sha256, series, created, profile, verdict, faults, about FROM runs WHERE id = ?", (run,))
-        name, sha256, series, created, profile, verdict, faults, about = row.fetchone()
+        texts = row.fetchone()
+        name, sha256, series, created, profile, verdict, faults, about = texts
         gates = ask("SELECT name, verdict, summary FROM gates WHERE run = ? ORDER BY rowid", (run,)).fetchall()
         figures = ask("SELECT gate, name, value FROM figures WHERE run = ? ORDER BY rowid", (run,)).fetchall()
+        values = [value for _, _, value in figures]
+        names = [text for named in (*gates, *((gate, figure) for gate, figure, _ in figures)) for text in named]
+        if not all(isinstance(text, str) for text in (*texts, *names)) or not all(
+            value is None or isinstance(value, float) for value in values
+        ):
+            raise ValueError(f"run {one_line(run)!r} in it is damaged")
         return Entry(
             id=name,
             sha256=sha256,
@@ -150,7 +158,7 @@ class History:
             profile=profile,
             verdict=verdict,
             faults=tuple(filter(None, faults.split(", "))),
-            about=json.loads(about),
+            about=_about(json.loads(about), run),
             gates={gate: GateEntry(verdict, summary) for gate, verdict, summary in gates},
             # SQLite keeps no NaN; what is not finite is kept as nothing.
             figures={(gate, figure): float("nan") if value is None else value for gate, figure, value in figures},
@@ -192,9 +200,22 @@ class History:
         """Errors of the database as one line."""
         try:
             yield
-        except (sqlite3.Error, OSError, ValueError, OverflowError) as error:
+        except (sqlite3.Error, OSError, ValueError, OverflowError, RecursionError) as error:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(
                 f"history {str(self.path)!r} cannot be used: {one_line(error)}; choose another --db"
             ) from error
+
+
+def _about(context: Any, run: str) -> dict[str, dict[str, Any]]:
+    """What a run was about, if it has the two parts that every entry has.
+
+    Raises:
+        ValueError: it has not.
+    """
+    whole = isinstance(context, dict) and all(isinstance(context.get(part), dict) for part in ("series", "run"))
+    if not whole or not {"commit", "seed"} <= context["run"].keys():
+        raise ValueError(f"run {one_line(run)!r} in it is damaged")
+    found: dict[str, dict[str, Any]] = context
+    return found

@@ -16,7 +16,8 @@ from validation.errors import UsageError, one_line
 from validation.files import read_limited
 from validation.names import is_safe_name
 from validation.records.record import SCHEMA_VERSION, GateDoc, RunRecord
-from validation.run.judging import run_verdict
+from validation.run.judging import counts_as, run_verdict
+from validation.verdict import Verdict
 
 LARGEST_RECORD = 64 * 2**20
 """Bytes. A premerge record has 70 KB and grows with findings and tables, so this is a thousand of them."""
@@ -71,9 +72,12 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
             return
     if not is_safe_name(record.run.id):
         yield f"run.id {record.run.id!r} is not a run id"
-    for arm in ("baseline", "candidate"):
+    injected: dict[str, Any] = {"baseline": [], "candidate": [fault.id for fault in stable.faults]}
+    for arm, faults in injected.items():
         if "decode_backend" not in stable.arms.get(arm, {}):
             yield f"stable.arms has no {arm} with a decode_backend"
+        if stable.arms.get(arm, {}).get("faults", []) != faults:
+            yield f"the {arm} has other faults than stable.faults says"
     content = stable.profile.content
     if not isinstance(content.get("description"), str) or not isinstance(content.get("gates"), dict):
         yield "stable.profile.content has no description or no gates"
@@ -93,11 +97,20 @@ def _gate_contradictions(gate: GateDoc, settings: Any, names: list[str]) -> Iter
         yield f"gate {gate.name!r} is there twice, or its name is not safe as a file name"
     if gate.name not in settings:
         yield f"gate {gate.name!r} is not in the profile that the record holds"
-    if gate.required and gate.counts_as is None:
-        yield f"gate {gate.name!r} is required and has no say"
+    if gate.counts_as not in _say(gate):
+        yield f"gate {gate.name!r} is {gate.verdict} and counts as {gate.counts_as}"
+    if gate.verdict is Verdict.PASS and not gate.units:
+        yield f"gate {gate.name!r} passed without a unit"
     for plot in gate.plots:
         if plot.kind == "histogram" and not all(isinstance(edge, int | float) for edge in plot.x):
             yield f"plot {plot.title!r} is a histogram with bin edges that are no numbers"
+
+
+def _say(gate: GateDoc) -> tuple[Verdict | None, ...]:
+    """What the gate may count as; a required one that was not run, as what stopped it."""
+    if gate.required and gate.verdict is Verdict.SKIPPED:
+        return Verdict.FAIL, Verdict.ERROR
+    return (counts_as(gate.verdict, required=gate.required),)
 
 
 def _numbers(value: Any) -> Iterator[int]:

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import FormatError, VerificationError
-from securesystemslib.signer import CryptoSigner, SSlibKey
+from securesystemslib.signer import CryptoSigner, Signature, SSlibKey
 
-from validation.errors import UsageError
+from validation.errors import UsageError, one_line
 from validation.records.jsonio import canonical, pretty
 from validation.records.reading import first_problem
 from validation.signoff.decision import Decision, Result
@@ -131,21 +131,23 @@ def opened(data: bytes, key: Ed25519PublicKey) -> Statement:
 
     Raises:
         UsageError: the bytes are no DSSE envelope with a statement of a sign-off.
-        WrongSignature: another key signed it, or something in it was changed.
+        WrongSignature: another key signed it, or anything in it or around it was changed.
     """
     try:
         document: Any = json.loads(data)
         envelope = Envelope.from_dict(document)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, FormatError, binascii.Error) as error:
         raise UsageError("it is no DSSE envelope") from error
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise UsageError(f"it holds {one_line(repr(envelope.payload_type))[:60]}, not an in-toto statement")
+    public = SSlibKey.from_crypto(key)
     try:
-        envelope.verify([SSlibKey.from_crypto(key)], 1)
+        envelope.verify([public], 1)
     except VerificationError as error:
         raise WrongSignature("the signature is not by this key, or the statement was changed") from error
-    if _bytes(envelope) != data:
+    own = Signature(public.keyid, envelope.signatures[public.keyid].signature)
+    if _bytes(Envelope(envelope.payload, PAYLOAD_TYPE, {public.keyid: own})) != data:
         raise WrongSignature("the envelope was changed around its statement")
-    if envelope.payload_type != PAYLOAD_TYPE:
-        raise UsageError(f"it holds {envelope.payload_type!r}, not an in-toto statement")
     try:
         return Statement.model_validate_json(envelope.payload)
     except (ValidationError, RecursionError) as error:

@@ -5,7 +5,6 @@ A ruling says what one demand of the policy came to. NO-GO outranks INCONCLUSIVE
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -67,17 +66,16 @@ class Decision:
 def decide(policy: Policy, records: Sequence[RunRecord], mutation: Mutation | None, day: date) -> Decision:
     """Apply the policy."""
     rulings = [*record_rulings(policy, records, day), *_gates(policy, records, day), *_margins(policy, records, day)]
-    rulings += _mutation(policy, mutation)
+    rulings += _mutation(policy, records, mutation, day)
     used = {waiver for ruling in rulings for waiver in ruling.waivers}
     unused = tuple(waiver for waiver in policy.waivers if waiver not in used)
     return Decision(worst(ruling.outcome for ruling in rulings), tuple(rulings), unused, day)
 
 
 def _gates(policy: Policy, records: Sequence[RunRecord], day: date) -> Iterator[Ruling]:
-    """A ruling per required gate, and one per other gate that failed."""
+    """A ruling per required gate, and one per other gate that kept its run from passing."""
     for gate in dict.fromkeys(policy.required):
-        docs = [doc for record in records for doc in record.stable.gates if doc.name == gate]
-        judged = [doc for doc in docs if doc.verdict is not Verdict.SKIPPED] or docs
+        judged = _judged(records, gate)
         if not judged:
             yield _waived(
                 Ruling(f"gate {gate}", Outcome.NO_GO, "required, and judged in no record"), gate, [], policy, day
@@ -86,9 +84,15 @@ def _gates(policy: Policy, records: Sequence[RunRecord], day: date) -> Iterator[
         yield _gate_ruling(gate, judged, policy, day)
     others = dict.fromkeys(d.name for r in records for d in r.stable.gates if d.name not in policy.required)
     for gate in others:
-        failed = [d for r in records for d in r.stable.gates if d.name == gate and d.verdict is Verdict.FAIL]
-        if failed:
-            yield _gate_ruling(gate, failed, policy, day)
+        spoiled = [doc for doc in _judged(records, gate) if doc.counts_as not in (None, Verdict.PASS)]
+        if spoiled:
+            yield _gate_ruling(gate, spoiled, policy, day)
+
+
+def _judged(records: Sequence[RunRecord], gate: str) -> list[GateDoc]:
+    """What the records say of a gate; where one judged it, those that skipped it say nothing."""
+    docs = [doc for record in records for doc in record.stable.gates if doc.name == gate]
+    return [doc for doc in docs if doc.verdict is not Verdict.SKIPPED] or docs
 
 
 def _gate_ruling(gate: str, docs: Sequence[GateDoc], policy: Policy, day: date) -> Ruling:
@@ -127,16 +131,20 @@ def _margin_ruling(margin: Margin, values: dict[str, float]) -> Ruling:
     return Ruling(subject, Outcome.GO, f"{low:.4g} to {high:.4g} (n = {len(values)}); {margin.limit()} is asked for")
 
 
-def _mutation(policy: Policy, mutation: Mutation | None) -> Iterator[Ruling]:
+def _mutation(policy: Policy, records: Sequence[RunRecord], mutation: Mutation | None, day: date) -> Iterator[Ruling]:
     least = policy.min_mutation_score
     if mutation is None:
         if least is not None:
             said = f"a score of {least:.0%} is asked for and no mutation record was given (--mutation)"
             yield Ruling("mutation score", Outcome.NO_GO, said)
         return
-    share = mutation.share
-    if not mutation.sound or share is None or not math.isfinite(share):
-        yield Ruling("mutation score", Outcome.INCONCLUSIVE, f"{mutation}: nothing can be said about the gates")
+    share, age = mutation.share, (day - mutation.created).days
+    nothing = mutation.says_nothing(records[0].stable.decodegate)
+    if nothing or share is None:
+        why = nothing or "nothing was asked"
+        yield Ruling("mutation score", Outcome.INCONCLUSIVE, f"{mutation}: {why}; nothing can be said about the gates")
+    elif policy.max_age_days is not None and age > policy.max_age_days:
+        yield Ruling("mutation score", Outcome.NO_GO, f"{age} days old; {policy.max_age_days} are allowed")
     elif least is not None and share < least:
         yield Ruling("mutation score", Outcome.NO_GO, f"{mutation}; {least:.0%} is asked for")
     else:

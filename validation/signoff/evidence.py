@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 from validation.errors import UsageError, one_line
 from validation.records.jsonio import digest
 from validation.records.record import GateDoc
 from validation.records.storage import RunFolder
+from validation.verdict import Verdict
 
 NOT_EVIDENCE = frozenset({"lock"})
 """Files at the top of a run folder that say nothing about the run: who works on it right now."""
@@ -19,11 +20,11 @@ NOT_EVIDENCE = frozenset({"lock"})
 _CHUNK = 2**20
 
 
-def files(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder by its path in it, with slashes, sorted; `NOT_EVIDENCE` is left out.
+def files(folder: Path, apart: Set[str] = NOT_EVIDENCE) -> dict[str, str]:
+    """SHA-256 of every file below a folder by its path in it, with slashes, sorted; the paths `apart` are left out.
 
     Raises:
-        UsageError: something in it is a link, a pipe or a device, or cannot be read.
+        UsageError: something in it is a link, a pipe or a device, has a name that no text can hold, or cannot be read.
     """
     found: dict[str, str] = {}
     try:
@@ -34,7 +35,9 @@ def files(folder: Path) -> dict[str, str]:
                 if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
                     raise UsageError(f"{str(path)!r} is no regular file; evidence has only files and folders")
                 inside = path.relative_to(folder).as_posix()
-                if stat.S_ISREG(kind) and inside not in NOT_EVIDENCE:
+                if not inside.isprintable():
+                    raise UsageError(f"{str(path)!r} has a name that cannot be printed; evidence has plain names")
+                if stat.S_ISREG(kind) and inside not in apart:
                     found[inside] = sha256(path)
     except OSError as error:
         raise UsageError(f"{str(folder)!r} cannot be read: {error.strerror or one_line(error)}") from error
@@ -56,14 +59,18 @@ def root(subjects: Mapping[str, str]) -> str:
 
 
 def require_units(folder: RunFolder, gates: list[GateDoc], measured: Mapping[str, Mapping[str, float]]) -> None:
-    """Ask that the file of every measured unit is there and whole: a record without its evidence is only a claim.
+    """Ask that the file of every unit is there and whole: a record without its evidence is only a claim.
+
+    A gate that broke has the files of those units that were `measured` before.
 
     Raises:
         UsageError: a unit's file is missing, torn or edited.
     """
     for gate in gates:
+        broke = gate.verdict is Verdict.ERROR
         for unit in gate.units:
-            if unit in measured.get(gate.name, {}) and not folder.unit_is_whole(gate.name, unit):
+            wanted = not broke or unit in measured.get(gate.name, {})
+            if wanted and not folder.unit_is_whole(gate.name, unit):
                 raise UsageError(
                     f"run {folder.run_id!r}: unit {unit!r} of gate {gate.name!r} is missing, torn or edited; "
                     "give the whole run folder, or run again"

@@ -68,6 +68,17 @@ def gather(folders: Sequence[RunFolder], policy_path: Path, mutation: RunFolder 
     return Case(policy, policy_file, tuple(records), score, decide(policy, records, score, day), subjects)
 
 
+def require_apart(to: Path, folders: Sequence[RunFolder]) -> None:
+    """Refuse a sign-off inside of what it signs: its own files would be added to the evidence.
+
+    Raises:
+        UsageError: `to` lies in one of the run folders.
+    """
+    for folder in folders:
+        if to.resolve().is_relative_to(folder.path.resolve()):
+            raise UsageError(f"--to {str(to)!r} lies in the folder of run {folder.run_id!r}; choose one outside")
+
+
 def write_signoff(case: Case, document: str, policy_path: Path, to: Path, key: Ed25519PrivateKey | None) -> Path:
     """Write document, policy and, with a key, the signed statement to the new folder `to`; the document comes back.
 

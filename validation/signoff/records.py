@@ -36,42 +36,52 @@ def _record_ruling(policy: Policy, record: RunRecord, day: date) -> Ruling:
         return Ruling(
             subject, Outcome.NO_GO, "made from a source tree with uncommitted changes, which nobody can check out"
         )
-    age = (day - finished(record)).days
+    # A resumed run keeps what was measured when it began.
+    age = (day - _day(record, "created", record.run.created)).days
     if policy.max_age_days is not None and age > policy.max_age_days:
-        return Ruling(subject, Outcome.NO_GO, f"{age} days old; {policy.max_age_days} are allowed")
-    if age < -1:
-        return Ruling(subject, Outcome.INCONCLUSIVE, f"finished {-age} days from now; a clock is wrong")
+        return Ruling(subject, Outcome.NO_GO, f"begun {age} days ago; {policy.max_age_days} are allowed")
+    ahead = max(-age, (_day(record, "finished", record.run.finished) - day).days)
+    if ahead > 1:
+        return Ruling(subject, Outcome.INCONCLUSIVE, f"dated {ahead} days from now; a clock is wrong")
     verdict = stable.verdict.value if stable.verdict else "none"
     return Ruling(
         subject, Outcome.GO, f"profile {stable.profile.name}, finished {record.run.finished}, verdict {verdict}"
     )
 
 
-def finished(record: RunRecord) -> date:
-    """The day on which a run ended, in UTC.
+def _day(record: RunRecord, what: str, time: str | None) -> date:
+    """A time of a run as a day in UTC.
 
     Raises:
-        UsageError: the record says no such time.
+        UsageError: it is no such time.
     """
     try:
-        return datetime.fromisoformat(record.run.finished or "").astimezone(UTC).date()
+        return datetime.fromisoformat(time or "").astimezone(UTC).date()
     except (ValueError, OverflowError) as error:
-        given = record.run.finished
-        raise UsageError(f"record {record.run.id!r}: run.finished is {given!r}, no ISO 8601 time") from error
+        raise UsageError(f"record {record.run.id!r}: run.{what} is {time!r}, no ISO 8601 time") from error
+
+
+_MACHINE = frozenset({"device", "torch", "specialised path", "url", "engine", "max_model_len", "kv_cache_dtype"})
+"""Ends of names in a target's fingerprint that say where and how it ran: a pair of records may differ there."""
 
 
 def identity(record: RunRecord) -> dict[str, str]:
-    """What all records of one sign-off must share: code, commit, model, its hashes, and the two backends."""
+    """What all records of one sign-off must share: code, commit, what was judged, and the two backends."""
     stable = record.stable
-    hashes = {name: value for name, value in stable.target.fingerprint.items() if name == "model" or "sha256" in name}
+    judged = {name: said for name, said in stable.target.fingerprint.items() if not _of_the_machine(name)}
     return {
         "decodegate": stable.decodegate,
         "commit": record.environment.git_commit or "unknown",
         "target": stable.target.kind,
-        **hashes,
+        **judged,
         "baseline backend": str(stable.arms["baseline"]["decode_backend"]),
         "candidate backend": str(stable.arms["candidate"]["decode_backend"]),
     }
+
+
+def _of_the_machine(name: str) -> bool:
+    """Whether a part of a fingerprint, of one arm (`candidate url`) or of both (`device`), is the machine's."""
+    return name in _MACHINE or name.partition(" ")[2] in _MACHINE
 
 
 def _one_thing(records: Sequence[RunRecord]) -> Ruling:

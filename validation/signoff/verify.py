@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path, PurePosixPath
@@ -14,18 +14,19 @@ from validation.files import read_limited
 from validation.names import is_safe_name
 from validation.records.reading import LARGEST_RECORD
 from validation.signoff.attestation import Statement, WrongSignature, opened
-from validation.signoff.evidence import files
+from validation.signoff.evidence import NOT_EVIDENCE, files
 from validation.signoff.folder import ENVELOPE, OWN
 from validation.signoff.ruling import Outcome
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What became of a sign-off. `problems` is empty where nothing was changed."""
+    """What became of a sign-off. `problems` is empty where nothing was changed; `runs` are those that it rests on."""
 
     statement: Statement | None
     problems: tuple[str, ...]
     expired: tuple[str, ...] = ()
+    runs: frozenset[str] = frozenset()
 
     @property
     def exit_code(self) -> int:
@@ -44,8 +45,9 @@ def verify(folder: Path, key: Ed25519PublicKey, run_folder: Callable[[str], Path
     path = folder / ENVELOPE
     if not path.exists():
         raise UsageError(f"there is no {ENVELOPE} in {str(folder)!r}; an unsigned sign-off cannot be verified")
+    data = read_limited(path, LARGEST_RECORD, "signed statement")
     try:
-        content = opened(read_limited(path, LARGEST_RECORD, "signed statement"), key)
+        content = opened(data, key)
     except UsageError as error:
         raise UsageError(f"{str(path)!r}: {error}") from error
     except WrongSignature as error:
@@ -55,13 +57,14 @@ def verify(folder: Path, key: Ed25519PublicKey, run_folder: Callable[[str], Path
     for place, expected in signed.items():
         own = place == OWN
         where = folder if own else run_folder(place.partition("/")[2])
-        problems += [f"{place}{problem}" for problem in _changes(where, expected, {ENVELOPE} if own else set())]
+        problems += [f"{place}{problem}" for problem in _changes(where, expected, {ENVELOPE} if own else NOT_EVIDENCE)]
     expired = tuple(
         f"waiver of {waiver.gate} by {waiver.owner} expired on {waiver.expires}"
         for waiver in content.predicate.sign_off.waivers
         if waiver.expires < day
     )
-    return Verified(content, tuple(problems), expired)
+    runs = frozenset(place.partition("/")[2] for place in signed if place != OWN)
+    return Verified(content, tuple(problems), expired, runs)
 
 
 def _by_folder(digests: Mapping[str, str], where: str) -> dict[str, dict[str, str]]:
@@ -81,12 +84,12 @@ def _by_folder(digests: Mapping[str, str], where: str) -> dict[str, dict[str, st
     return found
 
 
-def _changes(folder: Path, expected: Mapping[str, str], apart: set[str]) -> Iterator[str]:
+def _changes(folder: Path, expected: Mapping[str, str], apart: Set[str]) -> Iterator[str]:
     if not folder.is_dir():
         yield f": the folder is missing ({len(expected)} files); --out names the folder of runs"
         return
     try:
-        now = {name: sha for name, sha in files(folder).items() if name not in apart}
+        now = files(folder, apart)
     except UsageError as error:
         yield f": {error}"
         return

@@ -150,6 +150,8 @@ class OpenAITarget:
             and not (evidence.shown or self.server(config.name).sign)
         ):
             reason = f"nothing would show that its server runs {SPECIALIZED}: {HOW_TO_SHOW}"
+        if not reason and config.decode_backend == SPECIALIZED and self._one_server():
+            reason = "its server is the baseline's too, so nothing would be compared; start two"
         if reason:
             raise TargetError(f"arm {config.name}: {reason}")
         return self._arms.setdefault(config, OpenAIArm(config, self))
@@ -171,7 +173,7 @@ class OpenAITarget:
             samples = run_requests(
                 requests, endpoints, journal, concurrency=self.options.concurrency, limits=self._limits
             )
-            self._same_servers()
+            self._same_servers(journal)
         except (EndpointDown, EndpointError, JournalError) as error:
             raise TargetError(one_line(error)) from None
         for arm in arms:
@@ -209,12 +211,16 @@ class OpenAITarget:
                     raise
                 time.sleep(self._limits.longest_pause)
 
-    def _same_servers(self) -> None:
-        """A server may be restarted in mid-run, but not become another one."""
+    def _one_server(self) -> bool:
+        return len({(e.identity["url"], e.identity["model"]) for e in self._evidence.values()}) == 1
+
+    def _same_servers(self, journal: Path) -> None:
+        """A server may be restarted in mid-run, but not become another one: its answers are then put aside."""
         for arm, endpoint in self._endpoints.items():
             now = self._gather(arm, endpoint, self._limits.patience)
             changed = now.changed_from(self._evidence[arm])
             if changed:
+                journal.replace(journal.with_suffix(".mixed"))
                 raise TargetError(f"the {arm}'s server is no longer what it was: {changed}; start a new run")
             self._evidence[arm] = now
 
@@ -230,11 +236,9 @@ class OpenAITarget:
         return self._tokens[text]
 
     def text(self, tokens: Sequence[int]) -> NoReturn:
-        """Not possible here."""
         raise TargetError("the servers' tokenizers are not used; text goes in and comes out")
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> NoReturn:
-        """Not possible here."""
         raise TargetError("the servers' chat templates are used where they are")
 
     def stop_tokens(self) -> list[int]:

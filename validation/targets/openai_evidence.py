@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evals.runner.client import Client
+import httpx
+
+from evals.runner.client import Client, EndpointDown
 from evals.runner.endpoint import EndpointError
 from validation.errors import one_line
 from validation.targets.base import ArmConfig
@@ -24,6 +26,9 @@ SPECIALIZED = "latency_specialized"
 
 LOG_BYTES = 64 * 2**20
 """Read of a log, from its end."""
+
+_METRIC = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(.*)")
+"""A line of metrics: a name, perhaps labels, and a value."""
 
 _LASTING = ("url", "model", "root", "max_model_len", "version", "kv_cache_dtype", "decode_backend")
 """What a restart must not change."""
@@ -61,7 +66,10 @@ async def gather(client: Client, log: str, sign: str) -> Evidence:
     endpoint = client.endpoint
     if await client.fetch(f"{endpoint.base}/models") is None:
         raise EndpointError(f"{endpoint.base}/models gives no list; check the address and the API key")
-    listed = await client.models()
+    try:
+        listed = await client.models()
+    except httpx.TransportError as error:
+        raise EndpointDown(f"{endpoint.base}/models cannot be reached ({type(error).__name__})") from None
     names = [str(entry.get("id")) for entry in listed]
     model = endpoint.model or (names[0] if len(names) == 1 else "")
     if model not in names:
@@ -98,11 +106,22 @@ def _configured(info: Mapping[str, Any], metrics: str) -> Iterator[tuple[str, st
 
 def _shown(identity: Mapping[str, str], metrics: str, log: str, sign: str) -> tuple[bool, str]:
     if sign:
-        places = [name for name, text in (("metrics", metrics), ("log", log)) if sign in text]
+        places = [name for name, holds in (("metrics", _counted(metrics, sign)), ("log", sign in log)) if holds]
         return bool(places), f"its sign is in its {' and '.join(places)}" if places else "its sign is nowhere"
     if identity.get("decode_backend") == SPECIALIZED:
         return True, "its configuration names the backend"
     return False, "neither its configuration nor a sign shows the backend"
+
+
+def _counted(metrics: str, sign: str) -> bool:
+    """Whether a metric with the sign has a value: one that stands at 0, or is only described, ran nothing."""
+    for line in metrics.splitlines():
+        found = _METRIC.match(line)
+        if found and sign in line and not found[1].endswith("_created"):
+            with contextlib.suppress(ValueError, IndexError):
+                if float(found[2].split()[0]) > 0:
+                    return True
+    return False
 
 
 def _table(text: str | None) -> dict[str, Any]:

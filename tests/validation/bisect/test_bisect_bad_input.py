@@ -160,6 +160,18 @@ def test_a_torn_or_foreign_state_is_refused(repo: Path, capsys: pytest.CaptureFi
         capsys.readouterr()
         assert main(["bisect", "commits", "--resume", file.parent.name, "--out", str(file.parents[1])]) == 2
         assert "is not a whole state" in capsys.readouterr().err
+    file.unlink()
+    os.mkfifo(file)
+    assert main(["bisect", "commits", "--resume", file.parent.name, "--out", str(file.parents[1])]) == 2
+    assert "is not a regular file" in capsys.readouterr().err
+
+
+def test_a_resumed_search_is_asked_nothing_else(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bisect(repo, "--", *judge()) == 1
+    [folder] = (repo.parent / "runs").iterdir()
+    capsys.readouterr()
+    assert bisect(repo, "--resume", folder.name, "--", "true") == 2
+    assert "keeps what it was asked; leave out --good, --bad, a command" in capsys.readouterr().err
 
 
 def test_a_command_that_destroys_the_worktree_does_not_lead_git_into_the_users_tree(

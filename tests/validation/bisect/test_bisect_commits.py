@@ -174,6 +174,58 @@ def test_what_cannot_be_found_is_said(
         assert state_of(tmp_path / "runs")["answer"]["suspects"] == commits[134:137]
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "code", "message"),
+    [(1, 100, 0, "nothing to bisect: 0 of"), (140, 200, 3, "--good fails as often as --bad")],
+)
+def test_bayes_ends_where_nothing_changed(
+    first: int, last: int, code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commits = make_history(tmp_path / "repo", CULPRIT)[first - 1 : last]
+    assert main(words_of(tmp_path / "repo", tmp_path / "runs", commits, "--method", "bayes", "--", *judge())) == code
+    assert message in capsys.readouterr().out
+    assert len(state_of(tmp_path / "runs")["trials"]) <= 20
+
+
+@pytest.mark.parametrize("method", ["plain", "bayes"])
+def test_a_search_whose_runs_were_spent_goes_on_with_more(
+    method: str, history: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repo, commits = history
+    out, count = tmp_path / "runs", tmp_path / "count"
+    words = words_of(repo, out, commits, "--method", method, "--most-runs", "4", "--", *judge("--count", str(count)))
+    assert main(words) == 3
+    said = capsys.readouterr().out
+    assert "4 runs were not enough; go on with: decodegate bisect commits --resume" in said
+    run = next(out.iterdir()).name
+    again = ["bisect", "commits", "--resume", run, "--out", str(out)]
+    assert main(again) == 3, "without more of them there is no other answer"
+    assert main([*again, "--most-runs", "300"]) == 1
+    assert state_of(out)["answer"]["suspects"] == [commits[CULPRIT - 1]]
+    assert len(count.read_text().splitlines()) == len(state_of(out)["trials"]), "no run was repeated"
+
+
+def test_what_was_merged_beside_the_first_parents_is_no_good_end_for_bayes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repo = tmp_path / "repo"
+    commits = make_history(repo, culprit=2, commits=4)
+    identity = ("-c", "user.name=A", "-c", "user.email=a@example.com")
+    git(repo, "checkout", "--quiet", "-b", "side/branch", commits[0])
+    (repo / "side.txt").write_text("x")
+    git(repo, "add", "side.txt")
+    git(repo, *identity, "commit", "--quiet", "-m", "beside")
+    side = git(repo, "rev-parse", "HEAD").strip()
+    git(repo, "checkout", "--quiet", "main")
+    git(repo, *identity, "merge", "--quiet", "--no-edit", "side/branch")
+    words = ["bisect", "commits", "--repo", str(repo), "--out", str(tmp_path / "runs"), "--good", side, "--bad", "main"]
+    assert main([*words, "--method", "bayes", "--", *judge()]) == 2
+    assert "came in by a merge, and bayes walks along first parents" in capsys.readouterr().err
+    # `git bisect` walks all parents: of the commits that are not in the branch, the second of main is the first.
+    assert main([*words, "--method", "plain", "--", *judge()]) == 1
+    assert state_of(tmp_path / "runs")["answer"]["suspects"] == [commits[1]]
+
+
 def test_bayes_names_all_commits_that_unbuildable_ones_keep_together(tmp_path: Path) -> None:
     commits = make_history(tmp_path / "repo", 7, unbuildable=(5, 6), commits=10)
     assert main(words_of(tmp_path / "repo", tmp_path / "runs", commits, "--method", "bayes", "--", *judge())) == 3

@@ -45,12 +45,12 @@ def bayes(verdict: Verdict, wrong: float | None = None, trials: int = TRIALS) ->
         chance = random.Random(f"bayes {seed}")
         culprit, seen = chance.randint(1, COMMITS), list[Trial]()
         now = standing(HISTORY, seen, POSTERIOR, wrong)
-        while min(now.posterior, now.change) < POSTERIOR:
+        while min(now.posterior, now.change) < POSTERIOR and now.change > 1 - POSTERIOR:
             fails = verdict(HISTORY.index(now.next_commit) >= culprit, chance)
             outcome = Outcome.BAD if fails else Outcome.GOOD
             seen.append(Trial(commit=now.next_commit, outcome=outcome, why="", seconds=0, log=""))
             now = standing(HISTORY, seen, POSTERIOR, wrong)
-        found += now.suspects == (HISTORY[culprit],)
+        found += now.change >= POSTERIOR and now.suspects == (HISTORY[culprit],)
         runs += len(seen)
     return Score(found / trials, runs / trials)
 
@@ -102,6 +102,16 @@ def test_no_change_is_not_made_into_one() -> None:
             assert min(now.posterior, now.change) < POSTERIOR
             outcome = Outcome.BAD if chance.random() < rate else Outcome.GOOD
             seen.append(Trial(commit=now.next_commit, outcome=outcome, why="", seconds=0, log=""))
+
+
+def test_where_nothing_changed_the_search_ends_in_few_runs() -> None:
+    for fails in (False, True):
+        seen, now = list[Trial](), standing(HISTORY, [], POSTERIOR, None)
+        while now.change > 1 - POSTERIOR:
+            outcome = Outcome.BAD if fails else Outcome.GOOD
+            seen.append(Trial(commit=now.next_commit, outcome=outcome, why="", seconds=0, log=""))
+            now = standing(HISTORY, seen, POSTERIOR, None)
+        assert len(seen) <= 20
 
 
 def test_a_single_candidate_is_not_taken_without_evidence() -> None:

@@ -33,8 +33,9 @@ def settings(*evals: tuple[str, int, float], batch: int = 8) -> dict[str, Any]:
     return {"origin": "generated", "batch": batch, "drafts": 7, "kv_cache_dtype": "fp8", "evals": tables}
 
 
-THREE = settings(("aime25", 4, 0.8), ("gpqa_diamond", 4, 0.8), ("mrcr", 4, 0.8), batch=2)
+THREE = settings(("aime25", 4, 0.8), ("gpqa_diamond", 6, 0.7), ("mrcr", 4, 0.8), batch=2)
 ONE = settings(("gpqa_diamond", 4, 0.8))
+SIX = settings(("gpqa_diamond", 6, 0.7))
 
 
 @cache
@@ -83,7 +84,7 @@ def test_arms_are_paired_with_the_same_prompt_bytes_and_seed_and_take_turns_to_b
     order = "".join(
         results[unit]["samples"][0]["arm"][0] + results[unit]["samples"][-1]["arm"][0] for unit in sorted(results)
     )
-    assert order == "bccb" * 3
+    assert order == "bccb" + "bccbbc" + "bccb"
 
 
 def test_measuring_again_gives_the_same_bytes() -> None:
@@ -135,6 +136,15 @@ def test_a_cap_that_truncates_10_per_cent_is_inconclusive_with_the_cap_named() -
     assert "damage" not in judged.metrics["aime25"]
 
 
+def test_questions_that_neither_arm_was_asked_leave_the_eval_undecided() -> None:
+    """A unit whose answers are lost in both arms: the others alone would be within the margin."""
+    results = copy.deepcopy(honest())
+    results["mrcr-0000"]["samples"] = []
+    judged = GATE.judge(results, context(THREE))
+    assert judged.verdict is Verdict.INCONCLUSIVE
+    assert "2 of 4 questions have no answer in either arm (first: mrcr/" in said(judged)
+
+
 def test_a_candidate_that_never_ran_its_own_path_fails() -> None:
     results = copy.deepcopy(honest())
     for unit in results.values():
@@ -165,7 +175,7 @@ class Servers:
         return Counters({"specialized": 1})
 
     def samples(self, requests: Sequence[Request], arms: Sequence[ArmConfig]) -> list[Sample]:
-        answers = {r.key: f"Answer: {load_task(r.task, items=4, seed=7).expected(r.item, r.repeat)}" for r in requests}
+        answers = {r.key: f"Answer: {load_task(r.task, items=6, seed=7).expected(r.item, r.repeat)}" for r in requests}
         names = [arm.name for arm in arms]
         return [
             Sample(arm=arm, request=r, response=Response(text=answers[r.key], finish_reason="stop"))
@@ -174,7 +184,7 @@ class Servers:
 
 
 def test_a_target_that_answers_chats_is_asked_for_samples() -> None:
-    asked = Context(Servers(), ArmConfig("baseline"), ArmConfig("candidate"), 7, ONE)  # type: ignore[arg-type]
+    asked = Context(Servers(), ArmConfig("baseline"), ArmConfig("candidate"), 7, SIX)  # type: ignore[arg-type]
     assert [arm.name for arm in GATE.arms(asked)] == ["baseline", "candidate"]
     results = {unit.id: GATE.measure(unit, asked) for unit in GATE.plan(asked)}
     assert GATE.judge(results, asked).verdict is Verdict.PASS
@@ -220,6 +230,7 @@ def test_hostile_answers_neither_stall_the_scorers_nor_act_in_the_report(kind: s
         ({"origin": "elsewhere"}, "'generated', 'published'"),
         ({"data_dir": "/no/such/folder"}, "no such folder"),
         ({"evals": []}, "a list of tables"),
+        ({"evals": [{"name": ["aime25"], "items": 1, "repeats": 1, "margin": 0.1}]}, "must be a text"),
         ({"evals": [{"name": "aime25"}]}, "each table needs name, items, repeats, margin"),
         ({"evals": [{"name": "x", "items": 1, "repeats": 1, "margin": 0.1}]}, "no generated eval is called 'x'"),
         ({"evals": [{"name": "aime25", "items": 0, "repeats": 1, "margin": 0.1}]}, "items of aime25"),

@@ -140,6 +140,44 @@ def test_a_file_that_is_no_history_is_refused_and_left_alone(
     assert (path.read_bytes() if path.is_file() else b"") == before
 
 
+def test_a_history_that_is_not_there_is_never_a_check_that_passed(decodegate: CommandLine, first: RunFolder) -> None:
+    lost = decodegate.folder / "lost.sqlite3"
+    for command in (["trend", "--check"], ["list"], ["baseline", "show"], ["compare", first.run_id]):
+        assert decodegate("history", *command, "--db", str(lost), "--out", str(decodegate.runs)) == 2
+        assert f"there is no history '{lost}'" in decodegate.err
+        assert not lost.exists()
+    assert decodegate("history", "add", first.run_id, "--db", str(lost), "--out", str(decodegate.runs)) == 0
+    assert decodegate("history", "trend", "--check", "--db", str(lost)) == 0
+    assert decodegate("history", "trend", "--check", "--db", str(lost), "--profile", "another") == 2
+    assert "no run to check" in decodegate.err
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE runs SET about = '{}'",
+        "UPDATE runs SET about = '[1'",
+        "UPDATE runs SET about = printf('%.20000c', '[')",
+        "UPDATE runs SET created = x'00'",
+        "UPDATE figures SET value = 'many'",
+        "UPDATE gates SET summary = 7, verdict = x'ff'",
+        "DROP TABLE figures",
+    ],
+)
+def test_a_damaged_history_is_one_line_and_stays_as_it_is(
+    decodegate: CommandLine, first: RunFolder, damage: str
+) -> None:
+    out = ("--out", str(decodegate.runs))
+    assert decodegate("history", "add", first.run_id, *out) == 0
+    with sqlite3.connect(decodegate.runs / "history.sqlite3") as database:
+        database.execute(damage)
+    database.close()
+    for command in ("list", "trend"):
+        assert decodegate("history", command, *out) == 2
+        assert decodegate.err.count("\n") == 1
+        assert "cannot be used" in decodegate.err
+
+
 def test_the_baseline_moves_only_when_told(decodegate: CommandLine, first: RunFolder) -> None:
     folders = copies(first, 3)
     out = ("--out", str(decodegate.runs))
@@ -187,9 +225,9 @@ def test_two_runs_are_shown_side_by_side(decodegate: CommandLine, first: RunFold
     assert "error worst" in decodegate.out
     assert "+100.00%" in decodegate.out
     assert "different series" not in decodegate.out
+    assert decodegate("history", "add", a.run_id, *out) == 0
     assert decodegate("history", "compare", a.run_id, *out) == 2
     assert "has no baseline" in decodegate.err
-    assert decodegate("history", "add", a.run_id, *out) == 0
     assert decodegate("history", "baseline", "set", a.run_id, *out) == 0
     shutil.rmtree(a.path)
     assert decodegate("history", "compare", b.run_id, *out) == 0, "the baseline is read from the history"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 from toy_commandline import CommandLine
 
@@ -46,12 +48,25 @@ class Signing:
         return (self.home / "so" / "signoff.html").read_text()
 
 
+def edited(signing: Signing, change: Callable[[Any], object]) -> None:
+    """Change the JSON of the newest run's record."""
+    path = signing.command.newest().path / "record.json"
+    document = json.loads(path.read_bytes())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def ended(signing: Signing, gate: int, verdict: str, counts_as: str | None = None, **more: object) -> None:
+    """Make the newest run one in which a gate, and the run by it, ended otherwise, without faults put in."""
+
+    def change(document: Any) -> None:
+        stable = document["stable"]
+        stable["gates"][gate].update(verdict=verdict, counts_as=counts_as or verdict, **more)
+        stable["verdict"] = counts_as or verdict
+
+    edited(signing, change)
+
+
 def failed(signing: Signing) -> None:
     """Make the newest run one in which the error gate failed, without its being a run with faults."""
-    folder = signing.command.newest()
-    path = folder.path / "record.json"
-    document = json.loads(path.read_bytes())
-    finding = {"component": "projection", "message": "too large", "unit": ""}
-    document["stable"]["gates"][0].update(verdict="FAIL", counts_as="FAIL", findings=[finding])
-    document["stable"]["verdict"] = "FAIL"
-    path.write_text(json.dumps(document))
+    ended(signing, 0, "FAIL", findings=[{"component": "projection", "message": "too large", "unit": ""}])

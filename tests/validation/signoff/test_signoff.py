@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from datetime import date, timedelta
+import shutil
+from datetime import timedelta
+from typing import Any
 
 import decodegate_toy as toy
 import pytest
-from signing import POLICY, TODAY, Signing, failed
+from signing import POLICY, TODAY, Signing, edited, ended, failed
 from toy_commandline import CommandLine
 
 from validation.records.record import RunRecord
@@ -97,6 +100,71 @@ def test_records_of_different_things_and_a_partial_run_are_no_go(
     assert "was given twice" in signing.command.err
 
 
+@pytest.mark.parametrize(
+    ("verdict", "counts_as", "code"),
+    [("SKIPPED", "FAIL", 1), ("FAIL", "FAIL", 1), ("ERROR", "ERROR", 3), ("INCONCLUSIVE", "INCONCLUSIVE", 3)],
+)
+def test_no_run_that_did_not_pass_is_signed_off_by_leaving_its_gate_out_of_the_policy(
+    signing: Signing, verdict: str, counts_as: str, code: int
+) -> None:
+    policy = 'name = "toy"\nrequired = ["error"]\nprofiles = ["toy"]\n'
+    signing.policy(policy)
+    assert signing.sign() == 0
+    ended(signing, 1, verdict, counts_as)
+    assert signing.sign() == code
+    assert f"gate costly: {verdict}" in signing.command.out
+    signing.policy(policy + f'[[waivers]]\ngate = "costly"\nowner = "x"\nreason = "y"\nexpires = {TODAY}')
+    assert signing.sign() == 0, "somebody may answer for it"
+
+
+def test_a_gate_that_one_record_skipped_and_another_passed_was_judged(signing: Signing) -> None:
+    first = signing.command.newest().run_id
+    assert signing.command.run() == 0
+    ended(signing, 1, "SKIPPED", "FAIL")
+    assert signing.sign(runs=(first, signing.command.newest().run_id)) == 0
+
+
+@pytest.mark.parametrize("part", ["model", "version", "candidate model", "candidate weights_sha256", "vllm"])
+def test_any_part_of_what_was_judged_that_differs_is_another_thing(signing: Signing, part: str) -> None:
+    edited(signing, lambda d: d["stable"]["target"]["fingerprint"].update({part: "one"}))
+    first = signing.command.newest().run_id
+    assert signing.command.run() == 0
+    for other, code in (("one", 0), ("another", 1)):
+        # Where and how it ran may differ: a premerge run on a CPU and a nightly one on a GPU.
+        machine = {part: other, "device": other, "torch": other, "candidate url": other}
+        edited(signing, lambda d, machine=machine: d["stable"]["target"]["fingerprint"].update(machine))
+        assert signing.sign(runs=(first, signing.command.newest().run_id)) == code
+    assert f"judged different things: {part} (one, another)" in signing.command.out
+
+
+def test_a_resumed_run_is_as_old_as_its_first_unit(signing: Signing) -> None:
+    signing.policy('name = "toy"\nrequired = ["error"]\nmax_age_days = 2\n')
+    assert signing.sign() == 0
+    edited(signing, lambda d: d["run"].update(created=f"{TODAY - timedelta(days=3)}T00:00:00Z"))
+    assert signing.sign() == 1
+    assert "begun 3 days ago; 2 are allowed" in signing.command.out
+    edited(signing, lambda d: d["run"].update(created="yesterday"))
+    assert signing.sign() == 2
+    assert "run.created is 'yesterday', no ISO 8601 time" in signing.command.err
+
+
+def test_a_sign_off_does_not_lie_in_what_it_signs(signing: Signing) -> None:
+    run = signing.command.newest()
+    words = ("signoff", run.run_id, "--policy", str(signing.home / "policy.toml"), "--out", str(signing.command.runs))
+    assert signing.command(*words, "--to", str(run.path / "deep" / "so")) == 2
+    assert f"lies in the folder of run '{run.run_id}'" in signing.command.err
+
+
+def test_evidence_whose_name_no_statement_can_hold_is_refused(signing: Signing) -> None:
+    for name in ("\udcff.txt", "two\nlines.txt"):
+        added = signing.command.newest().path / name
+        added.write_text("")
+        assert signing.sign() == 2
+        assert "has a name that cannot be printed" in signing.command.err
+        assert signing.command.err.count("\n") == 1
+        added.unlink()
+
+
 def test_a_record_whose_evidence_is_gone_or_edited_is_refused(signing: Signing) -> None:
     unit = signing.command.newest().path / "units" / "error" / "rows-1.json"
     whole = unit.read_bytes()
@@ -105,6 +173,9 @@ def test_a_record_whose_evidence_is_gone_or_edited_is_refused(signing: Signing) 
     assert "'rows-1' of gate 'error' is missing, torn or edited" in signing.command.err
     unit.unlink()
     assert signing.sign() == 2
+    shutil.rmtree(unit.parent)
+    edited(signing, lambda d: d["run"].update(seconds={}))
+    assert signing.sign() == 2, "nor where the record no longer says that anything was measured"
 
 
 @pytest.mark.parametrize(
@@ -174,18 +245,51 @@ def test_the_worst_record_of_a_gate_counts_so_that_no_retry_hides_a_failure(sign
     assert decide(policy, [record], None, TODAY).outcome is Outcome.GO
 
 
+def mutation_of(record: RunRecord, **more: Any) -> Mutation:
+    """A mutation run of all toy faults, with the code that made the record."""
+    content = {"run": "m", "created": TODAY, "profile": "toy", "scores": {}, "counts": {}, "sound": True}
+    asked = {"version": record.stable.decodegate, "faults": ["toy.column"], "options": {"--gate": []}}
+    return Mutation.model_validate({**content, "score": {"caught": 95, "asked": 100}, "asked": asked, **more})
+
+
 def test_the_mutation_score_is_judged_and_unsound_ones_decide_nothing(signing: Signing) -> None:
     record = signing.command.record()
-    content = {"run": "m", "created": "2026-01-01", "profile": "toy", "scores": {}, "counts": {}}
-    policy = Policy(name="x", required=["error"], min_mutation_score=0.9)
-    for caught, sound, outcome in (
-        (95, True, Outcome.GO),
-        (80, True, Outcome.NO_GO),
-        (95, False, Outcome.INCONCLUSIVE),
-    ):
-        mutation = Mutation.model_validate({**content, "sound": sound, "score": {"caught": caught, "asked": 100}})
-        assert decide(policy, [record], mutation, TODAY).outcome is outcome
-    assert decide(policy, [record], None, date(2000, 1, 1)).outcome is Outcome.NO_GO
+    policy = Policy(name="x", required=["error"], min_mutation_score=0.9, max_age_days=7)
+    asked = mutation_of(record).asked.model_dump(by_alias=True)
+    cases: list[tuple[dict[str, Any], Outcome, str]] = [
+        ({}, Outcome.GO, "95 of 100"),
+        ({"score": {"caught": 80, "asked": 100}}, Outcome.NO_GO, "90% is asked for"),
+        ({"score": {"caught": 0, "asked": 0}}, Outcome.INCONCLUSIVE, "nothing was asked"),
+        ({"sound": False}, Outcome.INCONCLUSIVE, "not green without a fault"),
+        ({"created": TODAY - timedelta(days=8)}, Outcome.NO_GO, "8 days old; 7 are allowed"),
+        ({"asked": {**asked, "version": "0.1.0 (code 0)"}}, Outcome.INCONCLUSIVE, "measured with 0.1.0 (code 0)"),
+        ({"asked": {**asked, "faults": []}}, Outcome.INCONCLUSIVE, "1 of the catalogue's 1 faults were not asked"),
+        ({"asked": {**asked, "options": {"--gate": ["error"]}}}, Outcome.INCONCLUSIVE, "only the gates error"),
+    ]
+    for more, outcome, said in cases:
+        decision = decide(policy, [record], mutation_of(record, **more), TODAY)
+        assert decision.outcome is outcome, said
+        assert said in decision.rulings[-1].said
+    assert decide(policy, [record], None, TODAY).outcome is Outcome.NO_GO
+
+
+def test_a_mutation_run_of_this_code_is_read_with_what_it_was_asked_for(signing: Signing) -> None:
+    record = signing.command.newest().run_id
+    words = ("--profile", signing.command.profile, "--workers", "1", "--out", str(signing.command.runs))
+    assert signing.command("mutate", *words) == 0
+    mutation = next(path.parent for path in signing.command.runs.glob("*/matrix.json"))
+    signing.policy('name = "toy"\nrequired = ["error"]\nmin_mutation_score = 1.0\n')
+    key = ("--key", str(signing.home / "release.pem"))
+    assert signing.sign("--mutation", mutation.name, *key, runs=(record,)) == 0
+    assert "mutation score: 1 of 1 faults caught (100.0%)" in signing.command.out
+    assert signing.verify() == 0
+    request = json.loads((mutation / "request.json").read_bytes())
+    (mutation / "request.json").write_text(json.dumps({**request, "faults": []}))
+    assert signing.verify() == 1
+    assert signing.sign("--mutation", mutation.name, *key, runs=(record,)) == 3
+    mutation.rename(mutation.with_name("renamed"))
+    assert signing.sign("--mutation", "renamed", *key, runs=(record,)) == 2
+    assert "give it the run's name again" in signing.command.err
 
 
 def test_what_no_gate_decided_is_named(signing: Signing) -> None:

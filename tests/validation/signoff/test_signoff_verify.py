@@ -56,6 +56,9 @@ def test_one_changed_byte_of_any_evidence_file_is_detected(signing: Signing) -> 
 def test_added_removed_and_moved_files_are_detected(signing: Signing) -> None:
     assert signing.sign() == 0
     run = signing.command.newest().path
+    (signing.home / "so" / "lock").write_text("a lock of a run says nothing, one of a sign-off is an added file")
+    assert signing.verify() == 1
+    (signing.home / "so" / "lock").unlink()
     for folder in (run, run / "units" / "error", signing.home / "so"):
         added = folder / "added.txt"
         added.write_text("")
@@ -77,10 +80,12 @@ def test_added_removed_and_moved_files_are_detected(signing: Signing) -> None:
     moved = signing.home / "archive" / run.name
     moved.parent.mkdir()
     run.with_name("elsewhere").rename(moved)
-    assert (
-        signing.command("verify", str(signing.home / "so"), str(moved), "--key", str(signing.home / "release.pub.pem"))
-        == 0
-    )
+    words = ("verify", str(signing.home / "so"), str(moved), "--key", str(signing.home / "release.pub.pem"))
+    assert signing.command(*words) == 0
+    assert signing.command(*words, str(signing.home / "stranger")) == 2
+    assert "run 'stranger' is not one of this sign-off's" in signing.command.err
+    assert signing.command(*words, str(signing.home / "copy" / run.name)) == 2
+    assert "two folders of one run" in signing.command.err
 
 
 def test_another_key_does_not_verify_and_another_kind_is_refused(signing: Signing) -> None:
@@ -172,7 +177,22 @@ def test_a_hostile_envelope_is_refused_in_one_line_even_if_signed(signing: Signi
         path.write_bytes(data)
         assert signing.verify() == 2, data[:80]
         assert signing.command.err.count("\n") == 1
-    path.write_bytes(whole + b" ")
-    assert signing.verify() == 1, "a change around the statement is a change"
+    envelope = json.loads(whole)
+    for kind in (7, "\ud800", "x" * 10**6):
+        path.write_bytes(pretty({**envelope, "payloadType": kind}))
+        assert signing.verify() == 2
+        assert len(signing.command.err) < 1000
+    own = envelope["signatures"][0]
+    around = [
+        whole + b" ",
+        pretty({**envelope, "note": "x"}),
+        pretty({**envelope, "signatures": [{**own, "note": "x"}]}),
+        pretty({**envelope, "signatures": [own, {**own, "keyid": "another"}]}),
+        pretty({**envelope, "signatures": [{**own, "keyid": "another"}, own]}),
+    ]
+    for data in around:
+        path.write_bytes(data)
+        assert signing.verify() == 1, "a change around the statement is a change"
+        assert "the envelope was changed around its statement" in signing.command.out
     path.write_bytes(whole)
     assert signing.verify() == 0

@@ -121,6 +121,32 @@ def test_a_sign_counts_where_log_or_metrics_hold_it_and_its_lack_fails_closed(
     assert set(counters.steps) == ({"generic"} if place == "nowhere" else {"specialized"})
 
 
+@pytest.mark.parametrize(
+    ("metrics", "shown"),
+    [
+        ("# HELP own_steps_total Steps.\n# TYPE own_steps_total counter\nown_steps_total 0.0\n", False),
+        ("# HELP own_steps_total Steps.\n", False),
+        ('own_steps_total{engine="0"} 0\nown_steps_created{engine="0"} 1.7e9\n', False),
+        ('own_steps_total{engine="0"} 12.0\n', True),
+        ("own_steps_total 3 1700000000\n", True),
+    ],
+)
+def test_a_metric_that_stands_at_nothing_is_no_sign(
+    metrics: str, shown: bool, baseline: FakeServer, candidate: FakeServer
+) -> None:
+    candidate.pages = {"/metrics": metrics}
+    target = target_of(baseline, candidate, sign="own_steps")
+    arm = target.open(CANDIDATE)
+    assert arm.count(1, target._evidence["candidate"]) == ("specialized" if shown else "generic")
+
+
+def test_one_server_for_both_arms_is_refused_where_they_are_to_differ(baseline: FakeServer) -> None:
+    target = target_of(baseline, baseline, sign="own")
+    with pytest.raises(TargetError, match="its server is the baseline's too"):
+        target.open(CANDIDATE)
+    target.open(AS_IT_IS)
+
+
 def test_a_server_that_became_another_one_ends_the_run(
     baseline: FakeServer, candidate: FakeServer, tmp_path: Path
 ) -> None:
@@ -136,6 +162,8 @@ def test_a_server_that_became_another_one_ends_the_run(
     candidate.answer = answer
     with pytest.raises(TargetError, match="kv_cache_dtype was 'auto' and is 'fp8'"):
         target.samples([REQUEST], (BASELINE, AS_IT_IS))
+    assert not list(tmp_path.glob("*.jsonl")), "answers of two servers would be gone on with"
+    assert list(tmp_path.glob("*.mixed"))
 
 
 @pytest.mark.parametrize(
@@ -195,9 +223,11 @@ cells = [{{ kv_cache_dtype = "bf16", tensor_parallel = [1], batches = [1] }}]
 """
 
 
-def compare(folder: Path, baseline: FakeServer, candidate: FakeServer, *words: str) -> tuple[int, dict[str, Any]]:
+def compare(
+    folder: Path, baseline: FakeServer, candidate: FakeServer, *words: str, profile: str = PROFILE
+) -> tuple[int, dict[str, Any]]:
     """Exit code and record of a comparison."""
-    (folder / "p.toml").write_text(PROFILE)
+    (folder / "p.toml").write_text(profile)
     given = ["compare", "--baseline", baseline.url, "--candidate", candidate.url, "--profile", str(folder / "p.toml")]
     code = main([*given, "--out", str(folder / "runs"), *words])
     records = sorted((folder / "runs").glob("*/record.json"))
@@ -230,6 +260,21 @@ def test_compare_fails_a_candidate_that_answers_wrongly(tmp_path: Path) -> None:
     with serving(answers(True)) as a, serving(answers(False)) as b:
         code, _ = compare(tmp_path, a, b, "--backend", "any")
     assert code == 1
+
+
+def test_compare_takes_a_folder_of_published_sets_and_says_what_is_wrong_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(FakeServer()) as a, serving(FakeServer()) as b:
+        words = ("--backend", "any", "--data-dir", str(tmp_path))
+        assert compare(tmp_path, a, b, *words)[0] == EXIT_USAGE
+        assert "asks generated items" in capsys.readouterr().err
+        published = PROFILE.replace('"generated"', '"published"')
+        code, record = compare(tmp_path, a, b, *words, profile=published)
+    said = capsys.readouterr().err
+    assert (code, record) == (EXIT_USAGE, {})
+    assert f"{tmp_path}: has no math-ai/aime25/test.jsonl" in said
+    assert "--data-dir" in said
 
 
 def test_compare_fails_closed_where_the_sign_is_missing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from scipy.special import betaln, logsumexp
 from validation.bisect.commits.state import Outcome, Trial
 from validation.errors import UsageError
 
-_GUESSED_WRONG, _GUESS_WEIGHT, _STATED_WEIGHT = 0.25, 4.0, 40.0
+GUESSED_WRONG, _GUESS_WEIGHT, _STATED_WEIGHT = 0.25, 4.0, 40.0
 """Share of wrong verdicts where the user states none, and what a guess and a statement weigh, in verdicts."""
 
 
@@ -50,7 +50,7 @@ def standing(history: Sequence[str], trials: Sequence[Trial], posterior: float, 
     groups = _groups(history, skipped)
     newest_first = [group[-1] for group in reversed(groups)]
     weights = np.array([float(len([c for c in group if c != history[0]])) for group in reversed(groups)])
-    share, weight = (_GUESSED_WRONG, _GUESS_WEIGHT) if wrong is None else (wrong, _STATED_WEIGHT)
+    share, weight = (GUESSED_WRONG, _GUESS_WEIGHT) if wrong is None else (wrong, _STATED_WEIGHT)
     # A verdict known to be never wrong would make one slip impossible instead of unlikely.
     rare, usual = max(share * weight, 0.5), (1 - share) * weight
     bisector = Bisector(weights, alpha_new=usual, beta_new=rare, alpha_old=rare, beta_old=usual)

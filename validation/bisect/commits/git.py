@@ -113,6 +113,20 @@ def first_parents(repo: Path, good: str, bad: str) -> list[str]:
     return [good, *git(repo, "rev-list", "--first-parent", "--reverse", f"{good}..{bad}").split()]
 
 
+def require_first_parent(repo: Path, good: str, bad: str) -> None:
+    """Refuse a good commit beside the line of first parents: what came onto that line before it was merged is not
+    known to be good.
+
+    Raises:
+        UsageError: `good` is an ancestor of `bad` only through a merged branch.
+    """
+    if good not in git(repo, "rev-list", "--first-parent", bad).split():
+        raise UsageError(
+            f"--good {good[:12]} came in by a merge, and bayes walks along first parents; give a commit of that line, "
+            "or --method plain"
+        )
+
+
 def about(repo: Path, commit: str) -> str:
     """A commit in one line: id, date, author, subject."""
     return one_line(git(repo, "log", "-1", "--format=%H %ad %an: %s", "--date=short", commit))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from validation.bisect.commits.bayes import Standing, standing
+from validation.bisect.commits.bayes import GUESSED_WRONG, Standing, standing
 from validation.bisect.commits.git import bisect, first_parents, git, parent, worktree
 from validation.bisect.commits.state import Answer, Method, Outcome, State, write_state
 from validation.bisect.commits.trial import run_trial
@@ -53,7 +53,8 @@ class CommitSearch:
                     answer = self._plain() if question.method is Method.PLAIN else self._bayes()
             except _Spent:
                 runs = len(self.state.trials)
-                answer = Answer(verdict=Verdict.INCONCLUSIVE, summary=f"{runs} runs were not enough; see --most-runs")
+                more = f"go on with: {self.resume_command()} --most-runs {2 * runs}"
+                answer = Answer(verdict=Verdict.INCONCLUSIVE, summary=f"{runs} runs were not enough; {more}")
             except UsageError as error:
                 raise UsageError(f"{error}; once it is mended, go on with: {self.resume_command()}") from error
             except KeyboardInterrupt:
@@ -126,14 +127,26 @@ class CommitSearch:
         return self._answer(Verdict.FAIL, "its parent is good, twice; it is bad, twice", [commit])
 
     def _bayes(self) -> Answer:
-        """Ask where a verdict tells most until one commit, and that anything changed, is as likely as was asked."""
+        """Ask where a verdict tells most until one commit, and that anything changed, is as likely as was asked.
+
+        Or that nothing did.
+        """
         question = self.state.question
         history = first_parents(self._repo, question.good, question.bad)
         while True:
             now = standing(history, self.state.trials, question.posterior, question.wrong)
             if min(now.posterior, now.change) >= question.posterior:
                 return self._likeliest(now)
+            if 1 - now.change >= question.posterior:
+                return self._unchanged(now)
             self._trial(now.next_commit)
+
+    def _unchanged(self, now: Standing) -> Answer:
+        failures, runs = now.after[0] + now.before[0], now.after[1] + now.before[1]
+        said = f"{failures} of {runs} runs fail, and no commit changed that (posterior {1 - now.change:.4f})"
+        if failures <= GUESSED_WRONG * runs:
+            return self._answer(Verdict.PASS, f"nothing to bisect: {said}")
+        return self._answer(Verdict.INCONCLUSIVE, f"--good fails as often as --bad: {said}; look further back")
 
     def _likeliest(self, now: Standing) -> Answer:
         summary = (

@@ -8,7 +8,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from validation.errors import UsageError, one_line
+from validation.files import read_limited
 from validation.records.jsonio import pretty
+from validation.records.reading import LARGEST_RECORD
 from validation.records.storage import RunFolder
 from validation.verdict import Verdict
 
@@ -94,9 +96,9 @@ def read_state(folder: RunFolder) -> State:
     """
     path = folder.file(STATE_FILE)
     try:
-        return State.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}; it is no bisection over commits") from error
+        return State.model_validate_json(
+            read_limited(path, LARGEST_RECORD, "state of a bisection", "it is no bisection over commits")
+        )
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -71,7 +71,8 @@ class EvalsGate:
         plans = planned(context)
         samples = [Sample.model_validate(entry) for unit in results.values() for entry in unit["samples"]]
         settings = JudgeSettings({plan.task.name: plan.margin for plan in plans}, seed=_seed(context, "judge"))
-        judged = judge_samples(samples, [plan.task for plan in plans], settings)
+        asked = [request for plan in plans for request in _requests(context, plan)]
+        judged = judge_samples(samples, [plan.task for plan in plans], settings, asked)
         steps = steps_table(_steps(results, "paths"), _steps(results, "fallbacks"))
         return result(self.name, judged, _not_its_path(results, context), [steps])
 

@@ -21,6 +21,8 @@ def _evals(value: Any) -> str | None:
     if not isinstance(value, list) or not value or not all(isinstance(entry, dict) for entry in value):
         return "a list of tables with name, items, repeats, margin is needed"
     for entry in value:
+        if not isinstance(entry.get("name", ""), str):
+            return f"name of an eval must be a text, one is {entry['name']!r}"
         if not _FIELDS <= set(entry) <= _FIELDS | _OPTIONAL:
             may = ", ".join(sorted(_OPTIONAL))
             return f"each table needs name, items, repeats, margin (and may have {may}), one has {', '.join(entry)}"
