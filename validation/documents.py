@@ -83,18 +83,18 @@ class _PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed", event.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed", mark)
         if getattr(event, "tag", None) is not None:
-            raise yaml.constructor.ConstructorError(None, None, "tags are not allowed", event.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "tags are not allowed", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        mark: Any = node.start_mark
         for key in (key.value for key, _ in node.value if isinstance(key.value, str)):
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is there twice", mark)
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is there twice", node.start_mark)
             seen.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
