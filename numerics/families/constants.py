@@ -1,7 +1,8 @@
 """Plain numbers among an op's inputs. They change from case to case, since a kernel may have one of them compiled in.
 
-The first of each is K3's. A number takes another value at the next row count or seed, so that any two neighbouring row
-counts of one family have two different ones: whichever is compiled in, one of the two cases is wrong.
+The first of each is K3's. A number takes another value at the next row count, seed or family, so that any two
+neighbouring row counts of one family, and neighbouring families at one row count, have two different ones: whichever is
+compiled in, into all kernels or into the one of a batch bin, one of the two cases is wrong.
 """
 
 from __future__ import annotations
@@ -24,5 +25,5 @@ TEMPER = (1.0, 1.25, 0.8)
 
 
 def turned(draw: Draw, rows: int, values: tuple[T, ...]) -> T:
-    """The value whose turn it is at this row count and seed."""
-    return values[(rows - 1 + draw.seed) % len(values)]
+    """The value whose turn it is at this row count and seed, in this family."""
+    return values[(rows - 1 + draw.seed + draw.turn) % len(values)]
