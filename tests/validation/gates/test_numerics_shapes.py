@@ -15,12 +15,14 @@ import torch
 from small_k3 import context_of, small_target
 from torch import Tensor
 
-from numerics.families import FAMILIES, MINI, make_case, shapes
+from numerics.families import FAMILIES, MINI, Draw, make_case, shapes
+from numerics.families.constants import turned
 from validation.faults.base import Fault
 from validation.gates.base import Context
 from validation.gates.numerics.dims import Drawn, dims_of
 from validation.gates.numerics.gate import NumericsGate
 from validation.gates.numerics.probes import BINS
+from validation.gates.numerics.units import _drawn as drawn_of
 from validation.gates.numerics.units import with_defaults
 from validation.mutation.measure import CAUGHT, ERROR, asked
 from validation.mutation.shared import SharedTarget
@@ -90,6 +92,21 @@ WHERE: dict[str, tuple[str, str, Where]] = {
     **{f"{n} residual blocks": ("attn_res", "shapes", lambda c, n=n: c["num_blocks"] == n) for n in (1, 4, 5, 6)},  # type: ignore[misc]
     "an expert from 32 on": ("experts", "shapes-n1", lambda c: bool((c["ids"] >= 32).any())),
     "more than 512 pairs": ("experts", "shapes-n64", lambda c: c["ids"].numel() > 512),
+    "an expert from 256 on": ("experts", "shapes-n8", lambda c: bool((c["ids"] >= 256).any())),
+    "more than 64 experts chosen": ("experts", "shapes-n8", lambda c: len(c["ids"].unique()) > 64),
+    "a true latent of the experts": ("experts", "shapes-n1", lambda c: c["z"].shape[1] == 3584),
+    "true rows of the norm at bin 64": ("rms_norm", "shapes-n64", lambda c: c["x"].shape[1] == 7168),
+    "true rows of the sum over ranks": ("all_reduce", "shapes", lambda c: c["y"][0].shape[1] == 7168),
+    "true sources of the mix": ("attn_res", "shapes", lambda c: c["prefix"].shape[1] == 7168),
+    "a true hidden size of the output mix": ("output_mix", "shapes", lambda c: c["prefix"].shape[1] == 7168),
+    "true ranks of the query at bin 64": ("mla_query", "shapes-n64", lambda c: c["q_b"].shape[1] == 1536),
+    "pages of 64 written at bin 64": ("mla_query", "shapes-n64", lambda c: c["cache"].shape[1] == 64),
+    "pages of 64 read by a batch": ("mla_attend", "shapes-n2", lambda c: c["cache"].shape[1] == 64),
+    "a true latent over ranks": ("mla_attend_dcp", "shapes-n2", lambda c: c["kv_rank"] == 512),
+    "a true latent brought back at bin 64": ("mla_value", "shapes-n64", lambda c: c["latent"].shape[2] == 512),
+    "true inputs of the front at bin 64": ("moe_front", "shapes-n64", lambda c: c["x"].shape[1] == 7168),
+    "a true latent of the tail": ("moe_tail", "shapes", lambda c: c["up_weight"].shape[1] == 3584),
+    "true inputs of the shared expert at bin 64": ("shared_expert", "shapes-n64", lambda c: c["x"].shape[1] == 7168),
 }
 """What is wrong: the op, the units that are asked, and the cases in which it is."""
 
@@ -138,6 +155,22 @@ def test_a_number_that_is_compiled_in_turns_the_gate_red(op: str, name: str) -> 
     planned = [unit for unit in NumericsGate().plan(context) if "-model-" in unit.id]
     said = asked(NumericsGate(), planned, context)
     assert said["says"] == CAUGHT, said
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_no_bin_of_an_op_has_the_numbers_of_one_model_alone(seed: int) -> None:
+    """A kernel of one batch bin has K3's own numbers compiled in: some case at that bin has others."""
+    context = with_defaults(replace(premerge(""), seed=seed))
+    context = replace(context, settings={**context.settings, "ops": list(shapes.LEVELS), "probes": []})
+    turns: dict[tuple[str, int], set[int]] = {}
+    for unit in NumericsGate().plan(context):
+        op = unit.params["op"]
+        for drawn in drawn_of(unit, context):
+            draw = Draw("", drawn.seed, FAMILIES[op].index(drawn.family))
+            at = min(n for n in BINS if n >= drawn.rows * (drawn.verify_width or 1))
+            turns.setdefault((op, at), set()).add(turned(draw, drawn.rows, (0, 1, 2)))
+    assert turns
+    assert [place for place, seen in turns.items() if seen == {0}] == []
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
