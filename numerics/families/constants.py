@@ -13,7 +13,8 @@ from numerics.families.draw import Draw
 
 T = TypeVar("T")
 
-EPS = (1e-5, 1e-6, 1e-4)
+EPS = (1e-5, 1e-2, 3e-2)
+"""Two that no model has: beside rows of a size of about 1 they show in BF16, in any family, where 1e-6 does not."""
 LOWER_BOUND = (-5.0, -5.6, -6.2)
 BETA = (4.0, 2.5, 6.0)
 LINEAR_BETA = (25.0, 12.0, 40.0)
