@@ -36,7 +36,6 @@ AT_64: tuple[tuple[str, str, float, str, str], ...] = (
     ("kda_step", "lower_bound", -5.0, "proj", "M07"),
     ("route", "scaling", 1.0, "logits", "kind of M82"),
     ("experts", "beta", 4.0, "z", "M51"),
-    ("shared_expert", "linear_beta", 25.0, "x", "M51"),
 )
 """Op, number, its value in the kernel of the largest batch bin alone, an input with an entry a row, and sources."""
 
