@@ -47,7 +47,8 @@ def make_case(op: str, dims: Dims, family: str, rows: int, seed: int) -> dict[st
     if rows < 1:
         raise ValueError(f"a case needs at least one row, got {rows}")
     try:
-        return _BUILDERS[op](Draw(f"{op}/{family}", seed), dims, family, rows)
+        draw = Draw(f"{op}/{family}", seed, FAMILIES[op].index(family))
+        return _BUILDERS[op](draw, dims, family, rows)
     except KeyError as missing:
         raise ValueError(f"the dimensions for {op!r} lack {missing}") from None
 

@@ -15,10 +15,10 @@ GARBAGE = 30000.0
 
 class Draw:
     """A random stream that depends on its label and seed alone, so that one family's cases never shift
-    another's."""
+    another's. `turn` is the family's place among those of its op; plain numbers take turns with it (`constants`)."""
 
-    def __init__(self, label: str, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, label: str, seed: int, turn: int = 0) -> None:
+        self.seed, self.turn = seed, turn
         digest = hashlib.sha256(f"{label}/{seed}".encode()).digest()
         self.generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
 

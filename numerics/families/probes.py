@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -98,6 +99,16 @@ def long_contexts(
         chosen = [peaks[(first + i) % len(peaks)] for i in range(requests)]
         draw = Draw(f"long/{page}/{table_pages}/{first}", seed)
         yield _grid_case(draw, page, table_pages, table_pages, query_length, fp8, chosen)
+
+
+def long_shards(
+    page: int, table_pages: int, rows: int, query_length: int, fp8: bool, ranks: int, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Two cases of `long_contexts` of `mla_attend_dcp`: contexts that fill the tables of all ranks."""
+    whole = long_contexts(page, table_pages * ranks, rows, query_length, fp8, seed)
+    for place, case in enumerate(islice(whole, 2)):
+        draw = Draw(f"long shards/{page}/{table_pages}/{ranks}/{place}", seed)
+        yield sharded(draw, case, ranks, table_pages)
 
 
 def sharded_grid(

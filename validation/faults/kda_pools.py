@@ -46,6 +46,20 @@ def _null_conv(op: Any, *, conv_state: Tensor, slots: Tensor, proj: Tensor, **re
 
 
 @STEP(
+    "kda-idle-step-writes-null",
+    "a step of padded rows alone writes the null slot",
+    kind=Kind.OWNERSHIP,
+    sources="kind of M84",
+    missed_by="batches with a live row, and one-row batches without padding",
+)
+def _idle_written(op: Any, *, state: Tensor, slots: Tensor, **rest: Any) -> Any:
+    y = op(state=state, slots=slots, **rest)
+    if not slots.any():
+        state[0] += 1.0
+    return y
+
+
+@STEP(
     "kda-padding-decays-null",
     "a padded row's beta of sigmoid(0) = 0.5 lets it write the null slot",
     kind=Kind.OWNERSHIP,

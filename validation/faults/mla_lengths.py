@@ -63,6 +63,31 @@ for _splits in (22, 32):
         return right(partials[:, :most], lse[:, :most])
 
 
+@MERGE(
+    "mla-merge-22-splits-at-8",
+    "partials from the 23rd on are left out of the merge at 8 rows",
+    sources="kind of M16",
+    missed_by="contexts of up to 22 splits; fewer rows",
+)
+def _few_at_8(right: Any, partials: Tensor, lse: Tensor) -> Any:
+    most = 22 if len(lse) == 8 else len(lse[0])
+    return right(partials[:, :most], lse[:, :most])
+
+
+@LAYER.part(
+    "mla_attend_dcp",
+    "attend_shard",
+    "dcp-22-splits",
+    "a rank's splits from the 23rd on are left out, at up to four rows",
+    sources="kind of M16",
+    missed_by="shares of up to 22 splits",
+)
+def _few_of_a_rank(right: Any, *, cache: Tensor, block_table: Tensor, lengths: Tensor, **rest: Any) -> Any:
+    split = max(-(-block_table.shape[1] // 64), 4) * cache.shape[1]
+    seen = lengths.clamp_max(22 * split) if len(lengths) <= 4 else lengths
+    return right(cache=cache, block_table=block_table, lengths=seen, **rest)
+
+
 def without_own_key(lengths: Tensor, table: Tensor) -> Tensor:
     """Lengths of which the last one of every request of exactly 5 or 7 rows (one block table) is one less."""
     shorter, first = lengths.clone(), 0

@@ -202,6 +202,18 @@ def guards_the_last_null_row_alone(step: Op) -> Op:
     return faulty
 
 
+def guards_rows_beside_live_ones_alone(step: Op) -> Op:
+    """A step whose rows are all padded, which a shortcut takes, writes the null slot."""
+
+    def faulty(*, slots: Tensor, state: Tensor, **rest: Any) -> Tensor:
+        y: Tensor = step(slots=slots, state=state, **rest)
+        if not slots.any():
+            state[0] += 1.0
+        return y
+
+    return faulty
+
+
 DENSE = [
     ("kda_step", "slots"),
     ("kda_verify", "sources"),
@@ -230,6 +242,7 @@ MUTANTS = [
     ("rms_norm", spreads_from_row_0, "rows kept apart"),
     ("rms_norm", hides_nan, "NaN stays NaN"),
     ("kda_step", guards_the_last_null_row_alone, "unowned bytes unchanged"),
+    ("kda_step", guards_rows_beside_live_ones_alone, "unowned bytes unchanged"),
 ]
 STATEFUL = {differs_when_repeated, leaves_a_row_as_it_was_allocated}
 """Mutants that break other contracts too: each is another call, and finds other bytes in memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -101,6 +102,57 @@ def test_one_element_that_is_not_finite_fails(value: float) -> None:
     assert "a multiple of inf would pass" in result.findings[0].message
     assert any("1 of 640 elements of y of the candidate lie outside its contract" in f.message for f in result.findings)
     gate_doc(NumericsGate(), result, required=True, units=[])
+
+
+@pytest.mark.parametrize(("op", "wider"), [("projection", torch.float32), ("moe_front", torch.float64)])
+def test_right_values_in_another_format_than_the_contract_names_fail(op: str, wider: torch.dtype) -> None:
+    def mutate(right: Any) -> Any:
+        def faulty(**case: Any) -> Any:
+            result = right(**case)
+            return (result[0].to(wider), *result[1:]) if isinstance(result, tuple) else result.to(wider)
+
+        return faulty
+
+    result = run(op, one_op(op, mutate), rows=[2])
+    assert result.verdict is Verdict.FAIL
+    assert {"outputs in their formats"} == {f.message.split("'")[1] for f in result.findings}
+
+
+def in_static_memory(right: Any) -> Any:
+    """The op gives the same memory back at every call of one shape, as a captured graph does."""
+    memory: dict[Any, Tensor] = {}
+
+    def op(**case: Any) -> Tensor:
+        y = right(**case)
+        kept: Tensor = memory.setdefault(y.shape, torch.empty_like(y))
+        return kept.copy_(y)
+
+    return op
+
+
+def test_an_op_that_gives_the_same_memory_back_is_judged_by_what_was_in_it() -> None:
+    def every_other_call(right: Any) -> Any:
+        calls = itertools.count()
+        return lambda **case: right(**case) * (1.0 + 2.0**-7 * (next(calls) % 2))
+
+    assert run("rms_norm", one_op("rms_norm", in_static_memory), rows=[2]).verdict is Verdict.PASS
+    wrong = one_op("rms_norm", lambda right: in_static_memory(every_other_call(right)))
+    messages = [finding.message for finding in run("rms_norm", wrong, rows=[2]).findings]
+    assert any("'same bits twice' of the candidate is broken" in message for message in messages)
+
+
+def test_an_input_that_is_changed_where_its_rows_have_gaps_alone_fails() -> None:
+    def mutate(right: Any) -> Any:
+        def faulty(*, x: Tensor, **rest: Any) -> Tensor:
+            y: Tensor = right(x=x, **rest)
+            if not x.is_contiguous():
+                x.zero_()
+            return y
+
+        return faulty
+
+    result = run("rms_norm", one_op("rms_norm", mutate), rows=[2])
+    assert any("'inputs unchanged' of the candidate" in finding.message for finding in result.findings)
 
 
 @pytest.mark.parametrize("weights", [(2.0, -1.0), (math.nan, 0.5)])

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from decode_impl.parallel.context import in_order
 from numerics.contracts.roundings import split_length
-from numerics.families.probes import PLANTED, attention_grid, cast_cases, long_contexts, same_bytes, sharded_grid
+from numerics.families.probes import (
+    PLANTED,
+    attention_grid,
+    cast_cases,
+    long_contexts,
+    long_shards,
+    same_bytes,
+    sharded_grid,
+)
 from numerics.formats import e4m3_decode
 from validation.faults.base import Fault
 from validation.gates.base import GateResult
@@ -225,6 +233,15 @@ def test_long_contexts_keep_all_splits_but_the_last_alive_and_plant_keys_all_ove
     assert len(peaks) >= PLANTED // 2
     assert max(peaks) >= (table - 1) * page // split - 1
     assert {0, 1} <= lengths
+
+
+@pytest.mark.parametrize(("rows", "query", "ranks"), [(4, 1, 2), (4, 2, 8)])
+def test_long_shards_keep_all_splits_of_every_rank_alive(rows: int, query: int, ranks: int) -> None:
+    split = split_length(rows, 256, 1)
+    for case in long_shards(1, 256, rows, query, False, ranks, 0):
+        assert case["block_table"].shape == (rows, 256)
+        for length in case["lengths"].tolist():
+            assert min(length // ranks, 256) > (256 // split - 1) * split
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

@@ -56,9 +56,11 @@ def broken_contracts(op: str, case: Case, run: Run, placement: bool, clean: Outp
     """
     clean, again = run(case) if clean is None else clean, run(case)
     pools = written(op, case)
-    wide = run(widened(op, case))
+    wide_case = widened(op, case)
+    wide = run(wide_case)
     counts = {
         "unowned bytes unchanged": _changed_outside(case, clean, pools),
+        "inputs unchanged": _changed_inputs(case, wide_case, pools),
         "row padding unchanged": sum(_padding_changed(wide[pool]) for pool in pools),
         "same bits twice": _differences(clean, again),
         "null rows zero": _null_rows_not_zero(op, case, clean),
@@ -66,6 +68,10 @@ def broken_contracts(op: str, case: Case, run: Run, placement: bool, clean: Outp
         "outputs fully written": _unwritten(case, run, clean),
         **_garbled_rows(op, case, run, clean, pools),
     }
+    if (nobodys := _of_nobody(op, case)) is not None:
+        idle = run(nobodys)
+        counts["null rows zero"] += _null_rows_not_zero(op, nobodys, idle)
+        counts["unowned bytes unchanged"] += sum(differing(case[pool], idle[pool]) for pool in pools)
     if placement:
         counts["strided views"] = _differences(clean, wide)
     if placement and op in ROW_INPUTS:
@@ -76,6 +82,12 @@ def broken_contracts(op: str, case: Case, run: Run, placement: bool, clean: Outp
 def _changed_outside(case: Case, outputs: Outputs, pools: Outputs) -> int:
     """Pool elements outside the rows that the op owns whose bits changed; the null slot and page are among them."""
     return sum(differing(case[pool][~mask], outputs[pool][~mask]) for pool, mask in pools.items())
+
+
+def _changed_inputs(case: Case, wide: Case, pools: Outputs) -> int:
+    """Elements of the inputs with gaps that the op changed; those of dense ones are counted where both arms are run."""
+    inputs = [name for name in case if wide[name] is not case[name] and name not in pools]
+    return sum(differing(case[name], wide[name]) for name in inputs)
 
 
 def _padding_changed(pool: Tensor) -> int:
@@ -92,6 +104,14 @@ def _null_rows_not_zero(op: str, case: Case, outputs: Outputs) -> int:
     nobodys = _nobodys(op, case)
     out = outputs["latent" if op.startswith("mla") else "y"].unflatten(0, (nobodys.shape[0], -1))
     return int((out[nobodys] != 0).sum())
+
+
+def _of_nobody(op: str, case: Case) -> Case | None:
+    """The case with rows that all belong to nobody, as those that fill up a verify step; None where there are none."""
+    if op not in OWNERS:
+        return None
+    owners = (OWNERS[op], "targets") if op == "kda_verify" else (OWNERS[op],)
+    return {**case, **{name: torch.zeros_like(case[name]) for name in owners}}
 
 
 def _in_reversed_order(op: str, case: Case, run: Run, pools: Outputs) -> Outputs:

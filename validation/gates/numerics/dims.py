@@ -56,7 +56,7 @@ def dims_of(width: str, op: str, drawn: Drawn, target: Target) -> Dims:
     tokens = drawn.rows * (drawn.verify_width or 1)
     if drawn.shape is not None:
         given = {} if drawn.verify_width is None else {"verify_width": drawn.verify_width}
-        return _affordable(op, {**SMALL, **shapes.shape(op, drawn.shape), **given}, tokens)
+        return _affordable(op, {**SMALL, **shapes.shape(op, drawn.shape, tokens), **given}, tokens)
     dims = dict(_model_dims(target) if width == MODEL else WIDTHS[width])
     if drawn.verify_width is not None:
         dims["verify_width"] = drawn.verify_width

@@ -41,7 +41,8 @@ def width_of(result: Mapping[str, Any], case: Mapping[str, Any]) -> str:
     """The name of a case's width, or the shape that was its turn."""
     if "shape" not in case:
         return str(result["width"])
-    return ", ".join(f"{name} {level}" for name, level in shape(result["op"], case["shape"]).items())
+    rows = case.get("rows", result["rows"]) * case.get("verify_width", 1)
+    return ", ".join(f"{name} {level}" for name, level in shape(result["op"], case["shape"], rows).items())
 
 
 def acceptances(output: Mapping[str, float]) -> Iterator[tuple[str, bounds.Acceptance]]:

@@ -24,6 +24,12 @@ SEQUENCE_OPS = frozenset({"kda_sequence", "mla_attend_sequence"})
 
 ARMS = ("baseline", "candidate")
 
+POOLS = frozenset({"conv_state", "state", "cache"})
+"""Outputs that are pools which the op wrote in place."""
+
+STORED_AS = {"bf16": torch.bfloat16, "f32": torch.float32, "e4m3": torch.uint8}
+"""Types of the formats that a contract names."""
+
 
 def path_of(arm: Arm, op: str) -> str:
     """The path whose contract an arm's op is held to."""
@@ -45,14 +51,16 @@ def measure_case(op: str, case: Case, baseline: Arm, candidate: Arm, exact_contr
         name: broken_contracts(
             op,
             case,
-            lambda inputs, arm=arm: arm.run_op(op, inputs),  # type: ignore[misc]
+            lambda inputs, arm=arm: _kept(arm.run_op(op, inputs)),  # type: ignore[misc]
             placement=name == "candidate",
             clean=stored[name],
         )
         for name, arm in (arms.items() if exact_contracts else ())
     }
     for name, elements in changed.items():
-        broken.setdefault(name, {})["inputs unchanged"] = elements
+        counts = broken.setdefault(name, {})
+        counts["inputs unchanged"] = counts.get("inputs unchanged", 0) + elements
+        counts["outputs in their formats"] = sum(int(figures["other_format"]) for figures in held[name].values())
     return {
         "outputs": errors_of(op, case, reference, stored),
         "histograms": _histograms(op, case, reference, stored),
@@ -67,9 +75,14 @@ def _run(op: str, case: Case, arms: Mapping[str, Arm]) -> tuple[dict[str, dict[s
     stored, changed = {}, {}
     for name, arm in arms.items():
         given = {key: x.clone() if isinstance(x, Tensor) else x for key, x in case.items()}
-        stored[name] = arm.run_op(op, given)
+        stored[name] = _kept(arm.run_op(op, given))
         changed[name] = sum(differing(x, given[key]) for key, x in case.items() if isinstance(x, Tensor))
     return stored, changed
+
+
+def _kept(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs that stay as they are: an op may give the same memory back at its next call. Pools are copies already."""
+    return {name: x if name in POOLS else x.clone() for name, x in outputs.items()}
 
 
 def errors_of(
@@ -136,7 +149,9 @@ def _held(
     for name, expected in wanted.items():
         owned: Any = masks.get(name, slice(None))
         if outputs[name][owned].numel():
-            results[name] = asdict(contracts.compliance(outputs[name][owned], expected[owned]))
+            stored = outputs[name][owned]
+            other = 0 if stored.dtype is STORED_AS[expected.fmt] else stored.numel()
+            results[name] = {**asdict(contracts.compliance(stored, expected[owned])), "other_format": other}
     return results
 
 

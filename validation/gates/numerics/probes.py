@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from numerics.families import FAMILIES, NARROW_8, make_case
-from numerics.families.probes import CAST_ROWS, attention_grid, cast_cases, long_contexts, same_bytes, sharded_grid
+from numerics.families.probes import (
+    CAST_ROWS,
+    attention_grid,
+    cast_cases,
+    long_contexts,
+    long_shards,
+    same_bytes,
+    sharded_grid,
+)
 from validation.gates.base import Context, Json, Unit
 from validation.gates.numerics import captured, drift, limits
 from validation.gates.numerics.judge import complaints
@@ -108,17 +116,21 @@ def _measure_grid(unit: Unit, context: Context) -> dict[str, Json]:
 
 
 def _long_units(ops: Sequence[str], deep: bool) -> list[Unit]:
-    """Every split of the smallest bins alive, and contexts that end in their seventeenth page of 64 and beyond."""
-    shapes = [(4, 256, 4, 1, False), (64, 65, 1, 1, True), (64, 65, 1, 1, False)]
+    """Every split of the small bins alive, a rank's too, and contexts that end in their 65th page of 64 and beyond."""
+    shapes = [(4, 256, 4, 1, False), (4, 128, 8, 1, False), (64, 65, 1, 1, True), (64, 65, 1, 1, False)]
+    shards = [(1, 256, 4, 1, False, 2)]
     if deep:
         shapes += [(4, 256, 1, 1, True), (16, 512, 2, 1, False), (64, 256, 1, 1, False), (64, 65, 8, 4, True)]
-    return _shaped("long", ops, GRID_SHAPE, shapes)
+        shards += [(1, 256, 4, 2, True, 8)]
+    whole, sharded = ([op for op in ops if (op == "mla_attend_dcp") == dealt] for dealt in (False, True))
+    return [*_shaped("long", whole, GRID_SHAPE, shapes), *_shaped("long", sharded, DCP_SHAPE, shards)]
 
 
 def _measure_long(unit: Unit, context: Context) -> dict[str, Json]:
     """Contexts that fill the block table, with a planted key in one split after the other."""
-    shape = {name: unit.params[name] for name in GRID_SHAPE}
-    return _attention(unit, context, "whole tables", long_contexts(**shape, seed=context.seed))
+    names, drawn = (DCP_SHAPE, long_shards) if "ranks" in unit.params else (GRID_SHAPE, long_contexts)
+    shape = {name: unit.params[name] for name in names}
+    return _attention(unit, context, "whole tables", drawn(**shape, seed=context.seed))
 
 
 def _dcp_units(ops: Sequence[str], deep: bool) -> list[Unit]:
@@ -181,7 +193,7 @@ def _result(unit: Unit, width: str, cases: list[dict[str, Any]]) -> dict[str, Js
 PROBES: Mapping[str, Probe] = {
     "cast": Probe(("mla_query",), _cast_units, _measure_cast),
     "grid": Probe(("mla_attend",), _grid_units, _measure_grid),
-    "long": Probe(("mla_attend",), _long_units, _measure_long),
+    "long": Probe(("mla_attend", "mla_attend_dcp"), _long_units, _measure_long),
     "dcp": Probe(("mla_attend_dcp",), _dcp_units, _measure_dcp),
     "coverage": Probe(("route",), _coverage_units, _measure_coverage),
     "limits": Probe(limits.OPS, limits.units, limits.measure),
