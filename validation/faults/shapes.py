@@ -101,4 +101,4 @@ def _two_per_cent(where: Where) -> Callable[..., Any]:
 
 
 for _op, _id, _where, _sources, _is_there in PLACES:
-    LAYER.op(_op, _id, f"two per cent too large for {_where}", sources=_sources)(_two_per_cent(_is_there))
+    LAYER.op(_op, _id, f"{_op} is two per cent too large for {_where}", sources=_sources)(_two_per_cent(_is_there))

@@ -214,6 +214,18 @@ def guards_rows_beside_live_ones_alone(step: Op) -> Op:
     return faulty
 
 
+def takes_an_input_with_gaps_for_scratch(project: Op) -> Op:
+    """A view is no copy: what a kernel leaves in it is the caller's."""
+
+    def faulty(*, x: Tensor, **rest: Any) -> Tensor:
+        y: Tensor = project(x=x, **rest)
+        if not x.is_contiguous():
+            x.zero_()
+        return y
+
+    return faulty
+
+
 DENSE = [
     ("kda_step", "slots"),
     ("kda_verify", "sources"),
@@ -243,6 +255,7 @@ MUTANTS = [
     ("rms_norm", hides_nan, "NaN stays NaN"),
     ("kda_step", guards_the_last_null_row_alone, "unowned bytes unchanged"),
     ("kda_step", guards_rows_beside_live_ones_alone, "unowned bytes unchanged"),
+    ("projection", takes_an_input_with_gaps_for_scratch, "inputs unchanged"),
 ]
 STATEFUL = {differs_when_repeated, leaves_a_row_as_it_was_allocated}
 """Mutants that break other contracts too: each is another call, and finds other bytes in memory."""

@@ -205,7 +205,8 @@ def test_a_family_does_not_stay_with_one_shape_and_is_replayed_with_its_own() ->
     cases = [case for result in results.values() if result["width"] == "shapes" for case in result["cases"]]
     assert len({(case["family"], case["shape"] % 2) for case in cases}) == 2 * len(FAMILIES["mla_value"])
     judged = gate.judge(results, context)
-    assert "num_attention_heads 6 width, 4 rows" in judged.findings[0].message
+    assert "num_attention_heads 6, " in judged.findings[0].message
+    assert " width, 4 rows" in judged.findings[0].message
     [failed] = judged.metrics["failing_cases"]
     assert failed["width"] == "shapes"
     settings = {**context.settings, "replay": [failed]}
