@@ -12,7 +12,7 @@ import pytest
 
 from evals.statistics import mcnemar_worse
 from validation.faults.catalogue import FAULTS
-from validation.gates.base import Context, GateResult
+from validation.gates.base import Context, GateResult, Unit
 from validation.gates.stability.gate import StabilityGate
 from validation.targets.base import ArmConfig
 from validation.targets.builtin import BuiltinTarget
@@ -49,6 +49,12 @@ def honest() -> Results:
     return {unit.id: GATE.measure(unit, context()) for unit in GATE.plan(context())}
 
 
+def unit_of(name: str, planned: Context | None = None) -> Unit:
+    """The unit of this name, wherever the plan has it."""
+    [unit] = [unit for unit in GATE.plan(planned or context()) if unit.id == name]
+    return unit
+
+
 def judged(change: Callable[[Results], None]) -> GateResult:
     """The judgement of honest measurements after a change."""
     results = copy.deepcopy(honest())
@@ -72,13 +78,13 @@ def test_honest_arms_pass_and_the_candidates_own_path_ran() -> None:
 
 
 def test_the_same_seed_measures_the_same() -> None:
-    unit = next(unit for unit in GATE.plan(context()) if unit.id == "text")
+    unit = unit_of("text")
     assert GATE.measure(unit, context()) == honest()["text"]
 
 
 @pytest.mark.parametrize("fault", ["draft-wrong-tap", "draft-context-missing"])
 def test_a_fault_that_leaves_text_alone_shows_in_acceptance(fault: str) -> None:
-    unit = next(unit for unit in GATE.plan(context()) if unit.id == "chains")
+    unit = unit_of("chains")
     measured = {**honest(), unit.id: GATE.measure(unit, context(fault))}
     result = GATE.judge(measured, context(fault))
     assert result.verdict == Verdict.FAIL
@@ -87,7 +93,7 @@ def test_a_fault_that_leaves_text_alone_shows_in_acceptance(fault: str) -> None:
 
 
 def test_a_fault_of_the_decode_shows_along_the_text() -> None:
-    unit = next(unit for unit in GATE.plan(context()) if unit.id == "drift")
+    unit = unit_of("drift")
     result = GATE.judge({**honest(), unit.id: GATE.measure(unit, context("kda-delta-dropped"))}, context())
     assert result.verdict == Verdict.FAIL
     assert {finding.component for finding in result.findings} & {"logits", "drift"}
@@ -209,7 +215,7 @@ def test_texts_may_have_a_batch_and_drafts_of_their_own() -> None:
     assert GATE.settings_error(settings) is None
     shapes = {(arm.max_batch, arm.drafts) for arm in GATE.arms(own)}
     assert shapes == {(3, 7), (2, 3), (2, 0)}
-    unit = next(unit for unit in GATE.plan(own) if unit.id == "text")
+    unit = unit_of("text", own)
     measured = GATE.measure(unit, own)
     most = [max(int(bucket[1] / bucket[0]) for bucket in f["acceptance"].values()) for f in measured["candidate"]]
     assert max(most) <= 3

@@ -20,6 +20,9 @@ from validation.targets.base import ArmConfig, Capability
 from validation.verdict import Verdict
 
 TASKS = ("chains", "text")
+UNITS = ("text", "drift", "chains")
+"""The tasks and the teacher-forced drift; what takes longest last, which is started first."""
+
 _ROOM = 320
 """Places of a request beyond its answer: the prompt, and some room."""
 
@@ -64,11 +67,11 @@ class StabilityGate:
             raise ValueError(f"target {context.target.name!r} has no drafts; set drafts = 0 in the profile")
         for task in TASKS:
             _task(context, task, count=1)
-        return [arm for unit in (*TASKS, "drift") for arm in _arms(context, unit)]
+        return [arm for unit in UNITS for arm in _arms(context, unit)]
 
     def plan(self, context: Context) -> Sequence[Unit]:
-        """One unit per task, and the teacher-forced drift; what takes longest last, which is started first."""
-        return [Unit(name) for name in ("text", "drift", "chains")]
+        """One unit per task, and the teacher-forced drift."""
+        return [Unit(name) for name in UNITS]
 
     def measure(self, unit: Unit, context: Context) -> dict[str, Json]:
         """Answer the task's prompts in all three arms, or decode the drift sequences in lockstep."""
