@@ -12,6 +12,9 @@ from validation.faults.layer import Layer
 
 LAYER = Layer("long output", gate="stability")
 
+_SOUND, _PERIOD = 8, 4
+"""Tokens of an answer before it loops, and tokens of its loop."""
+
 STATES = partial(LAYER.engine, "state_cache", gate="stability")
 SAMPLE = partial(LAYER.engine, "sample", gate="stability")
 
@@ -46,6 +49,25 @@ def _nan(right: Any) -> Any:
 )
 def _sanitised(right: Any) -> Any:
     return lambda logits, *rest: right(logits.nan_to_num(0.0, 0.0, 0.0), *rest)
+
+
+@SAMPLE(
+    "long-loops",
+    "from its ninth token on an answer is its own last four tokens again and again, and drafts that loop are accepted",
+    kind=Kind.SAMPLING,
+    sources="M122, M123",
+    missed_by="acceptance; next-token parity, whose texts are given",
+)
+def _loops(right: Any) -> Any:
+    drawn: dict[tuple[Any, int], int] = {}
+
+    def faulty(logits: Any, params: Any, position: int) -> int:
+        loops = all((params, position - back) in drawn for back in range(1, _SOUND + 1))
+        token = drawn[params, position - _PERIOD] if loops else int(right(logits, params, position))
+        drawn[params, position] = token
+        return token
+
+    return faulty
 
 
 LAYER.declare(

@@ -72,6 +72,15 @@ class Case:
         """The requests, in order: number i is called `r<i>`."""
         return [operation for operation in self.operations if isinstance(operation, Arrive)]
 
+    def aborted(self) -> set[int]:
+        """Numbers of the requests that an operation aborts, if they have not ended by then."""
+        numbers, arrived = set[int](), 0
+        for operation in self.operations:
+            arrived += isinstance(operation, Arrive)
+            if isinstance(operation, Take) and operation.how == "abort" and arrived:
+                numbers.add(operation.request % arrived)
+        return numbers
+
     def schedule(self, texts: Sequence[Sequence[int]]) -> Schedule:
         """What a target plays."""
         own = ("operations", "context_ranks")

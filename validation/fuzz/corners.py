@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from validation.fuzz.case import LONGEST_PROMPT, MOST_TOKENS, Arrive, Case, Steps
+from validation.fuzz.case import LONGEST_PROMPT, MOST_TOKENS, Arrive, Case, Steps, Take
 
 ENOUGH = Steps(20)
 """So many steps that the request before them has ended."""
@@ -22,6 +22,8 @@ def corners() -> Iterator[tuple[str, Case]]:
     ones = Arrive(3, 12, 4), ENOUGH, Arrive(0, 1, 4), Arrive(2, 1, 4)
     yield "two prompts of one token at once, after another request", Case(ones, max_batch=2)
     yield "a decode on the last page", Case((Arrive(0, LONGEST_PROMPT, MOST_TOKENS),), max_batch=1)
+    left = Arrive(0, 12, 6), Arrive(3, 14, 6), Arrive(2, 10, 4), Steps(3), Take("abort", 0)
+    yield "an abort beside a request that runs and one that waits", Case(left, max_batch=2)
     drafting = tuple(Arrive(text, 1, 9, (3, 1)) for text in (0, 2, 3))
     yield "verify steps with a null request", Case(drafting, max_batch=3, drafts=3, poisoned=True)
     dealt = Arrive(0, 30, 6), Steps(2), Arrive(3, 33, 5), ENOUGH, Arrive(0, 36, 4)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from numerics.logits import centred_logit_rms
-from validation.fuzz.case import Arrive, Case, Take
+from validation.fuzz.case import Arrive, Case
 from validation.fuzz.solo import Caches, Reference, Solo, distance
 from validation.gates.parity.judge import CACHE_MULTIPLE, FLIP_SIGMAS
 from validation.gates.parity.measure import STATE_KINDS
@@ -24,28 +24,37 @@ def breaches(case: Case, played: Played, reference: Reference) -> Iterator[str]:
     for contract, count in played.broken.items():
         if count:
             yield f"contract '{contract}' is broken {count} times, 0 are allowed"
-    abortable = any(isinstance(one, Take) and one.how == "abort" for one in case.operations)
+    aborted = case.aborted()
     for number, arrival in enumerate(case.arrivals()):
         name = f"r{number}"
-        for message in _request(arrival, played.traces[name], reference, abortable):
+        for message in _request(arrival, played.traces[name], reference, number in aborted):
             yield f"request {name} (text {arrival.text}, prompt {arrival.prompt}): {message}"
 
 
-def _request(arrival: Arrive, trace: Trace, reference: Reference, abortable: bool) -> Iterator[str]:
+def _request(arrival: Arrive, trace: Trace, reference: Reference, aborted: bool) -> Iterator[str]:
     text, solo = reference.texts[arrival.text], reference.solos[arrival.text]
     given = tuple(text[arrival.prompt : arrival.prompt + arrival.tokens])
     own = trace.tokens[: len(given)]
     rows = len(trace.logits)
     if trace.error:
         yield f"ended in an error: {trace.error}"
-    elif rows < len(given) and not abortable:
+    elif rows < len(given) and not aborted:
         yield f"{len(given) - rows} of {len(given)} tokens were never predicted"
     elif own != given[: len(own)]:
         wrong = next(i for i, pair in enumerate(zip(own, given, strict=False)) if pair[0] != pair[1])
         yield f"token {wrong} is {own[wrong]}, its text has {given[wrong]}{_whose(own[wrong], arrival, reference)}"
     elif rows:
         yield from _text(trace.logits, solo.logits[arrival.prompt - 1 :][:rows], arrival, reference)
+        if rows == len(given) and not aborted:
+            yield from _unseen(arrival, trace)
         yield from _caches(arrival, trace, solo, reference)
+
+
+def _unseen(arrival: Arrive, trace: Trace) -> Iterator[str]:
+    """Caches that a request which got all its tokens must have shown; a single token is due right after the prompt."""
+    for when, caches in (("after the prompt", trace.after_prompt), ("at the end", trace.at_end)):
+        if not caches and (when == "after the prompt" or arrival.tokens > 1):
+            yield f"its caches {when} were not there to be looked at: it ended before"
 
 
 def _whose(token: int, arrival: Arrive, reference: Reference) -> str:

@@ -37,6 +37,10 @@ def play(runner: ModelRunner, schedule: Schedule) -> Played:
     return _Player(runner, schedule).play()
 
 
+class ForeignSampling(RuntimeError):
+    """An engine that samples with a seed, a temperature or a top-p that none of its requests asked for."""
+
+
 class ScriptedDrafter:
     """Stands in for a drafter: as many right drafts as the schedule says, then wrong ones."""
 
@@ -76,6 +80,7 @@ class _Player:
     def __init__(self, runner: ModelRunner, schedule: Schedule) -> None:
         self.runner, self._schedule = runner, schedule
         self.submitted: dict[str, Submit] = {}
+        self._asked: dict[str, SamplingParams] = {}
         self._order: list[str] = []
         self._rows: dict[str, dict[int, Tensor]] = {}
         self._caches: dict[tuple[str, str], dict[str, Tensor]] = {}
@@ -126,7 +131,9 @@ class _Player:
     def _submit(self, submit: Submit) -> None:
         self.submitted[submit.request] = submit
         self._rows[submit.request] = {}
-        params = SamplingParams(seed=len(self._order))
+        # No default among them, so that none can get lost unseen.
+        params = SamplingParams(0.9, 0.8, len(self._order))
+        self._asked[submit.request] = params
         self._order.append(submit.request)
         # One token more than is given: the request still owns its caches when the last given one is due.
         self._engine.add(submit.request, submit.prompt, len(submit.continuation) + 1, params)
@@ -167,7 +174,10 @@ class _Player:
 
     def _forced(self, logits: Tensor, params: SamplingParams, position: int) -> int:
         """The given token in place of the sampled one, which is drawn all the same: it may refuse."""
-        name = self._order[params.seed]
+        name = next((one for one, asked in self._asked.items() if asked == params), "")
+        if not name:
+            # Whose row it is cannot be told by a seed that nobody asked for.
+            raise ForeignSampling(f"a token is sampled with {params}, which no request asked for")
         submit = self.submitted[name]
         place = position - len(submit.prompt)
         self._rows[name].setdefault(place, logits.clone())

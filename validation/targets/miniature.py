@@ -23,8 +23,8 @@ MINIATURE = replace(
     num_hidden_layers=3,
     full_attention_layers=(1,),
     attn_res_block_size=2,
-    kda_heads=1,
-    mla_heads=1,
+    kda_heads=2,
+    mla_heads=2,
     q_lora_rank=16,
     kv_lora_rank=32,
     qk_nope_head_dim=16,
@@ -36,8 +36,9 @@ MINIATURE = replace(
     latent_size=32,
     moe_intermediate_size=64,
 )
-"""Two KDA layers, since some faults mix layers up, around one MLA layer. Every token takes both experts: where experts
-were chosen, a near tie between two of them would be a difference of any size that no rounding explains."""
+"""Two KDA layers, since some faults mix layers up, around one MLA layer; two heads, so that a second rank
+has some. Every token takes both experts: where experts were chosen, a near tie between two of them would be a
+difference of any size that no rounding explains."""
 
 _SEED = 5
 

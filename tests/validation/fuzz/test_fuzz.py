@@ -13,6 +13,7 @@ import pytest
 import torch
 from small_k3 import context_of, small_target
 
+from decode_impl.request import Finish
 from numerics.logits import LogitStats
 from validation.cli.app import main
 from validation.errors import UsageError
@@ -258,3 +259,66 @@ def test_what_the_parity_gate_keeps_of_a_token_does_not_grow_with_the_vocabulary
     assert kept(64, 5000) == kept(64, 500)
     # Per token a few figures of 8 bytes, however long the text: a row of 5,000 logits would be 20,000.
     assert (kept(128, 500) - kept(64, 500)) / 64 < 200
+
+
+def faulty(component: str, wrong: Any) -> Trial:
+    """The miniature with a fault that is in no catalogue."""
+    fault = Fault("made-up", "x", component, (), (ENGINE,), lambda parts: {component: wrong(parts[component])})
+    return Trial(healthy().target, replace(healthy().candidate, faults=(fault,)), healthy().reference)
+
+
+def drops_a_waiting_one(right: Any) -> Any:
+    class Faulty(right):  # type: ignore[misc]
+        def abort(self, request_id: str) -> None:
+            super().abort(request_id)
+            if self._waiting:
+                self._waiting.popleft()
+
+    return Faulty
+
+
+def ends_a_running_one(right: Any) -> Any:
+    class Faulty(right):  # type: ignore[misc]
+        def abort(self, request_id: str) -> None:
+            super().abort(request_id)
+            for request in self._running[-1:]:
+                self._end(request, Finish.ABORT)
+
+    return Faulty
+
+
+@pytest.mark.parametrize("wrong", [drops_a_waiting_one, ends_a_running_one])
+def test_an_abort_excuses_the_aborted_request_and_no_other(wrong: Any) -> None:
+    [case] = [case for name, case in corners() if name.startswith("an abort")]
+    assert healthy().findings(case) == []
+    messages = faulty("engine", wrong).findings(case)
+    assert any("tokens were never predicted" in message for message in messages), messages
+
+
+def test_what_ranks_beyond_the_first_keep_of_a_prefix_is_asked_for() -> None:
+    def first_rank_alone(right: Any) -> Any:
+        class Faulty(right):  # type: ignore[misc]
+            def restore(self, slot: int, snapshot: Any) -> None:
+                for pools, saved in ((self.conv, snapshot.conv), (self.state, snapshot.state)):
+                    for ((_, rank), pool), one in zip(pools.items(), saved, strict=True):
+                        if rank == 0:
+                            pool[slot] = one
+
+        return Faulty
+
+    [case] = [case for name, case in corners() if name.startswith("contexts dealt out")]
+    assert healthy().findings(case) == []
+    assert faulty("state_cache", first_rank_alone).findings(case)
+
+
+def test_caches_that_were_never_there_to_be_looked_at_are_no_pass() -> None:
+    def one_short(right: Any) -> Any:
+        class Faulty(right):  # type: ignore[misc]
+            def add(self, request_id: str, prompt: Any, max_tokens: int, *rest: Any) -> None:
+                super().add(request_id, prompt, max_tokens - 1, *rest)
+
+        return Faulty
+
+    case = Case((Arrive(0, 12, 6),))
+    assert healthy().findings(case) == []
+    assert "its caches at the end were not there" in faulty("engine", one_short).findings(case)[0]

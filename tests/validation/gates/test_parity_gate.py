@@ -207,6 +207,11 @@ def test_pass_needs_the_bound_within_the_allowance_and_fail_needs_it_beyond(
     assert verdict(cell(log_ratio)) is expected
 
 
+def test_a_row_that_the_other_path_decoded_is_not_judged_green() -> None:
+    assert verdict({**cell(spread(1.0, 0.1)), "elsewhere": 0}) is Verdict.PASS
+    assert verdict({**cell(spread(1.0, 0.1)), "elsewhere": 1}) is Verdict.FAIL
+
+
 def test_an_undecided_gate_says_what_would_decide() -> None:
     result = ParityGate().judge({"cell": cell(spread(1.0, 2.0, n=4))}, context_of(settings_of()))
     assert "undecided: cell (more sequences would decide: raise min_sequences)" in result.summary

@@ -64,12 +64,20 @@ def test_a_wrong_residual_is_caught_although_acceptance_is_right() -> None:
 
 
 def test_sampled_answers_of_another_distribution_are_named() -> None:
-    right = {"sampled": 256, "errors": 0, "statistic": 40.0, "freedom": 30, "p": 0.1, "accepted": 0.5}
+    right = {"sampled": 256, "errors": 0, "verified": 250, "statistic": 40.0, "freedom": 30, "p": 0.1, "accepted": 0.5}
     assert list(sampled_findings("u", right)) == []
     [finding] = sampled_findings("u", {**right, "statistic": 200.0, "p": ALPHA / 10})
     assert finding.component == "accept"
     assert "200 at 30 degrees" in finding.message
     assert list(sampled_findings("u", {**right, "errors": 1}))
+
+
+@pytest.mark.parametrize("missing", [{"verified": 0}, {"freedom": 0, "p": 1.0}])
+def test_sampled_answers_that_show_nothing_are_no_pass(missing: dict[str, float]) -> None:
+    seen = {"sampled": 9, "errors": 0, "verified": 9, "statistic": 4.0, "freedom": 7, "p": 0.8, "accepted": 0.5}
+    assert list(sampled_findings("u", seen)) == []
+    [finding] = sampled_findings("u", {**seen, **missing})
+    assert "nothing was judged" in finding.message
 
 
 @pytest.mark.parametrize("option", ["synthetic_acceptance", "acceptance", "acceptance_length"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -226,3 +227,46 @@ def test_a_target_without_schedules_is_refused_when_a_profile_asks_for_them() ->
     context = context_of(SETTINGS, target=Plain())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cannot play schedules; take `schedules` out of the profile"):
         ParityGate().arms(context)
+
+
+def test_a_block_whose_key_forgets_what_came_before_it_is_found() -> None:
+    def unchained(right: Any) -> Any:
+        class Faulty(right):  # type: ignore[misc]
+            def longest(self, tokens: Any) -> Any:
+                for end in range((len(tokens) - 1) // self._block * self._block, 0, -self._block):
+                    for entry in self._entries.values():
+                        if len(entry.tokens) == end and entry.tokens[-self._block :] == tuple(
+                            tokens[end - self._block : end]
+                        ):
+                            return entry
+                return None
+
+        return Faulty
+
+    broken = Fault(
+        "made-up", "x", "prefix_cache", (), (ENGINE,), lambda p: {"prefix_cache": unchained(p["prefix_cache"])}
+    )
+    result = played("warm-prefix", broken)
+    assert result.verdict is Verdict.FAIL
+    assert {finding.message.split(":")[0] for finding in result.findings} == {"warm-prefix 0, request late"}
+
+
+@pytest.mark.parametrize(
+    "change", [{"top_p": 1.0}, {"temperature": 0.0}, {"seed": 77}], ids=["top-p", "temperature", "seed"]
+)
+def test_a_request_that_is_sampled_with_what_it_did_not_ask_for_is_found(change: dict[str, Any]) -> None:
+    def other(right: Any) -> Any:
+        class Faulty(right):  # type: ignore[misc]
+            def _sample(self, request: Any, logits: Any, position: int) -> int:
+                asked, request.sampling = request.sampling, replace(request.sampling, **change)
+                try:
+                    return int(super()._sample(request, logits, position))
+                finally:
+                    request.sampling = asked
+
+        return Faulty
+
+    broken = Fault("made-up", "x", "engine", (), (ENGINE,), lambda p: {"engine": other(p["engine"])})
+    result = played("slot-reuse", broken)
+    assert result.verdict is Verdict.FAIL
+    assert "which no request asked for" in result.findings[0].message

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from evals.statistics import mcnemar_worse
+from validation.faults.base import ENGINE, Fault
 from validation.faults.catalogue import FAULTS
 from validation.gates.base import Context, GateResult, Unit
 from validation.gates.stability.gate import StabilityGate
+from validation.gates.stability.measure import _misended
 from validation.targets.base import ArmConfig
 from validation.targets.builtin import BuiltinTarget
+from validation.targets.text import Answer, Ask
 from validation.verdict import Verdict
 
 GATE = StabilityGate()
@@ -116,6 +119,24 @@ def test_answers_that_loop_in_the_candidate_alone_fail() -> None:
 
     result = judged(change)
     assert "loops" in {finding.component for finding in result.findings}
+
+
+def test_eight_texts_of_premerge_that_loop_are_enough() -> None:
+    settings = {**SETTINGS, "texts": 8, "text_tokens": 48, "batch": 8, "text_drafts": 3}
+    looping = replace(context("long-loops"), settings=settings)
+    unit = unit_of("text", looping)
+    measured = {unit.id: GATE.measure(unit, looping)}
+    result = GATE.judge(measured, looping)
+    assert "loops" in {finding.component for finding in result.findings}, result.summary
+
+
+def test_answers_of_token_0_in_the_candidate_alone_fail() -> None:
+    def change(results: Results) -> None:
+        many(results, "text")
+        for figures in results["text"]["candidate"][:10]:
+            figures["zero_tokens"] = 1
+
+    assert {finding.component for finding in judged(change).findings} == {"token 0"}
 
 
 def test_answers_that_loop_in_both_arms_do_not() -> None:
@@ -221,3 +242,70 @@ def test_texts_may_have_a_batch_and_drafts_of_their_own() -> None:
     assert max(most) <= 3
     assert GATE.judge({**honest(), "text": measured}, own).verdict == Verdict.PASS
     assert "text_drafts is 65" in (GATE.settings_error({**settings, "text_drafts": 65}) or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"finish": "length"}, "ended by its length with"),
+        ({"tokens": (5, 6, 7), "finish": "length"}, "ended by its length with 3 tokens of"),
+        ({"tokens": (5, 6, 7), "finish": "stop"}, "ended by a stop token that it does not have"),
+        ({"behind": True}, "goes on behind its stop token, by 1 tokens"),
+    ],
+)
+def test_one_answer_that_does_not_end_as_it_says_is_enough(change: dict[str, Any], said: str) -> None:
+    ask = Ask((1, 2), 40, 0, stop_tokens=(9,))
+    honest_one = Answer((5, 6, 9), "stop", "", (), [], {})
+    assert _misended(ask, honest_one) == ""
+    tokens = (5, 9, 6) if change.pop("behind", False) else honest_one.tokens
+    assert said in _misended(ask, replace(honest_one, **{"tokens": tokens, **change}))
+    result = judged(lambda results: results["text"]["candidate"][1].update(misended=said))
+    assert result.verdict == Verdict.FAIL
+    assert {finding.component for finding in result.findings} == {"end"}
+
+
+@pytest.mark.parametrize("silent", ["beyond a place", "two steps of three"])
+def test_a_drafter_that_falls_silent_is_a_slower_one(silent: str) -> None:
+    def mute(right: Any) -> Any:
+        class Faulty(right):  # type: ignore[misc]
+            asked = 0
+
+            def draft(self, anchors: Any, indices: Any, *rest: Any) -> Any:
+                self.asked += 1
+                late = indices >= 110 if silent == "beyond a place" else indices * 0 + self.asked % 3 > 0
+                return super().draft(anchors, indices, *rest).masked_fill(late[:, None], -1)
+
+        return Faulty
+
+    fault = Fault("made-up", "x", "drafter", (), (ENGINE,), lambda parts: {"drafter": mute(parts["drafter"])})
+    own = replace(context(), candidate=replace(context().candidate, faults=(fault,)))
+    result = GATE.judge({**honest(), "chains": GATE.measure(GATE.plan(own)[0], own)}, own)
+    assert "drafter" in {finding.component for finding in result.findings}, result.summary
+
+
+def test_drift_that_the_other_path_decoded_is_not_judged_green() -> None:
+    result = judged(lambda results: results["drift"].update(elsewhere=3))
+    assert result.verdict == Verdict.FAIL
+    assert "3 of 32 rows that were judged are none of the candidate's own path" in result.findings[0].message
+
+
+def test_a_drafter_that_loses_its_rows_with_a_prefix_hit_is_a_slower_one() -> None:
+    def holes(right: Any) -> Any:
+        class Faulty(right):  # type: ignore[misc]
+            def _admit(self) -> None:
+                before = list(self._running)
+                super()._admit()
+                for request in self._running:
+                    if request not in before and request.computed:
+                        for page in request.pages:
+                            self.runner.drafter.cache[page] = self.runner.drafter.latents[page] = 0
+
+        return Faulty
+
+    fault = Fault("made-up", "x", "engine", (), (ENGINE,), lambda parts: {"engine": holes(parts["engine"])})
+    own = replace(context(), candidate=replace(context().candidate, faults=(fault,)))
+    [unit] = [unit for unit in GATE.plan(own) if unit.id == "again"]
+    measured = GATE.measure(unit, own)
+    result = GATE.judge({**honest(), "again": measured}, own)
+    assert {finding.component for finding in result.findings} == {"drafter"}, result.summary
+    assert {f["right"] for f in measured["candidate"]} == {1.0}

@@ -1,8 +1,9 @@
 """One NaN stays with its request: planted into a candidate's own engine, it must end that request and nothing else.
 
 A healthy model makes no NaN, so what an engine does with one shows only where one is put: into the state of one
-request, whose answer must end in an error and nobody else's; and into the drafter's input for one request, which must
-do without drafts while every text is finished.
+request, whose answer must end in an error and nobody else's, nor a later one's that asks the same prompt and would find
+its cached prefix; and into the drafter's input for one request, which must do without drafts while every text is
+finished.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ UNIT = "containment"
 """The unit's id."""
 
 REQUESTS, PROMPT, TOKENS, DRAFTS = 3, 12, 8, 3
+
+BLOCK = 64
+"""Tokens of a prefix block: a prompt of one more leaves a cached prefix."""
 SICK_STATE, SICK_DRAFTER = 1, 0
 """The request that gets the NaN: the second to be given a slot, the first that the drafter sees."""
 
@@ -33,8 +37,8 @@ def measure_containment(context: Context) -> dict[str, Any]:
     prompts = windows(context.target, REQUESTS, PROMPT, context.seed)
     asks = [Ask(tuple(prompt), TOKENS, context.seed * 1000 + i) for i, prompt in enumerate(prompts)]
     drafts = _can_draft(context)
-    findings = [*_in_state(context, asks), *(_in_drafter(context, asks) if drafts else ())]
-    return {"cases": 1 + drafts, "steps": 0, "findings": findings}
+    findings = [*_in_state(context, asks), *_in_prefix(context), *(_in_drafter(context, asks) if drafts else ())]
+    return {"cases": 2 + drafts, "steps": 0, "findings": findings}
 
 
 def _in_state(context: Context, asks: Sequence[Ask]) -> Iterator[str]:
@@ -47,6 +51,19 @@ def _in_state(context: Context, asks: Sequence[Ask]) -> Iterator[str]:
             yield f"a request whose state holds NaN ended by {answer.finish!r} and not in an error"
         elif i != SICK_STATE and answer.finish == "error":
             yield f"NaN in the state of request {SICK_STATE} ended request {i}: {answer.error}"
+
+
+def _in_prefix(context: Context) -> Iterator[str]:
+    """The sick request's prompt is asked again once it has run: whatever its prefix left in the cache is found."""
+    sick, other = windows(context.target, 2, BLOCK + 1, context.seed)
+    asks = [Ask(tuple(prompt), TOKENS, context.seed * 1000 + i) for i, prompt in enumerate((other, sick, sick))]
+    answers = _answers(context, asks, 0, Fault("nan-in-state", "", "state_cache", (), (ENGINE,), _sick_state))
+    if isinstance(answers, str):
+        yield f"NaN in the state of a request whose prompt is asked again: the engine raised {answers}"
+        return
+    for i, answer in enumerate(answers):
+        if i != SICK_STATE and answer.finish == "error":
+            yield f"NaN in the state of a request that fills a prefix block ended request {i}: {answer.error}"
 
 
 def _in_drafter(context: Context, asks: Sequence[Ask]) -> Iterator[str]:
@@ -79,7 +96,7 @@ def _config(context: Context, drafts: int, *sick: Fault) -> ArmConfig:
         tensor_parallel=1,
         context_parallel=1,
         max_batch=REQUESTS,
-        max_context=PROMPT + TOKENS + DRAFTS,
+        max_context=BLOCK + 1 + TOKENS + DRAFTS,
         drafts=drafts,
         faults=(*context.candidate.faults, *sick),
     )

@@ -117,6 +117,11 @@ def _path_findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:
     if result.get("own_path", True) and not result["paths"].get("specialized"):
         reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(result["fallbacks"].items())) or "it is not on"
         yield Finding("plan", f"{unit}: the candidate ran no specialised step ({reasons}); nothing was judged", unit)
+    elif result.get("own_path", True) and result.get("elsewhere"):
+        # A prompt runs generic; every row that is judged is one of decode, and has no reason to.
+        reasons = ", ".join(f"{reason}: {n} steps" for reason, n in sorted(result["fallbacks"].items()))
+        rows = f"{result['elsewhere']} of {result['tokens']} rows that were judged"
+        yield Finding("plan", f"{unit}: {rows} are none of the candidate's own path ({reasons})", unit)
 
 
 def _nonfinite_findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:

@@ -21,6 +21,9 @@ from validation.targets.optional import Verifying, expect
 KL_RESOLUTION = 1e-8
 """Nats added to a token's KL before its logarithm: logits are BF16, and one ULP on one of them moves KL by more."""
 
+OWN_PATH = "specialized"
+"""What a step of the candidate's own path is called."""
+
 STATE_KINDS = ("state", "conv", "latent")
 """Caches that are compared after the last token: recurrent state, convolution window, latent rows."""
 
@@ -116,8 +119,9 @@ def measure_parity(
     split = [[company[i] for i in part] for company in companies for part in parts]
     for arm, members in ((arms.baseline, groups), (arms.floor, split), (arms.candidate, groups)):
         expect(arm, [(group, prompt_length) for group in members])
+    elsewhere = 0
     for group, company in zip(groups, companies, strict=True):
-        _compare_group(arms, group, company, prompt_length, seen, drafts)
+        elsewhere += _compare_group(arms, group, company, prompt_length, seen, drafts)
     steps = len(sequences[0]) - prompt_length
     after = arms.candidate.counters()
     return {
@@ -125,6 +129,7 @@ def measure_parity(
         "sequences": len(sequences),
         "paths": _difference(after.steps, before.steps),
         "fallbacks": _difference(after.fallbacks, before.fallbacks),
+        "elsewhere": elsewhere,
         **{arm: _figures(one, batch, steps) for arm, one in seen.items()},
         "layers": curves(seen["candidate"].layers, seen["floor"].layers),
     }
@@ -137,8 +142,9 @@ def _compare_group(
     prompt_length: int,
     seen: Mapping[str, _Seen],
     drafts: int,
-) -> None:
-    batch = len(group)
+) -> int:
+    """Rows of the candidate that its own path did not compute."""
+    batch, elsewhere = len(group), 0
     with ExitStack() as open_decodes:
 
         def start(arm: Arm, members: Sequence[Sequence[int]], drafts: int = 0) -> ForcedDecode:
@@ -151,6 +157,7 @@ def _compare_group(
         parts = other_composition(batch)
         floors = [start(arms.floor, [company[i] for i in part]) for part in parts]
         for exact, own, *others in zip(reference, judged, *floors, strict=True):
+            elsewhere += len(own.logits) * (own.path != OWN_PATH)
             seen["candidate"].add_step(exact, own.logits, own.boundaries)
             joined = {name: torch.cat([step.boundaries[name] for step in others])[:batch] for name in exact.boundaries}
             seen["floor"].add_step(exact, torch.cat([step.logits for step in others])[:batch], joined)
@@ -163,6 +170,7 @@ def _compare_group(
             caches, (decode, index) = reference.state(sequence), place[sequence]
             seen["candidate"].add_caches(caches, judged.state(sequence))
             seen["floor"].add_caches(caches, decode.state(index))
+    return elsewhere
 
 
 def accepted_in_turn(drafts: int) -> tuple[int, ...]:

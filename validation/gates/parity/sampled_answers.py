@@ -66,6 +66,7 @@ def measure_sampled(context: Context, answers: int) -> dict[str, Any]:
     return {
         "sampled": answers,
         "errors": sum(one.finish == "error" for one in given),
+        "verified": len(first_steps),
         "statistic": statistic,
         "freedom": freedom,
         "p": float(chi2.sf(statistic, freedom)) if freedom else 1.0,
@@ -113,6 +114,13 @@ def sampled_findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:
     """Answers that ended in an error, or second tokens of another distribution."""
     if result["errors"]:
         yield Finding("engine", f"{result['errors']} of {result['sampled']} sampled answers ended in an error", unit)
+    if not result["verified"] or not result["freedom"]:
+        yield Finding(
+            "engine",
+            f"{result['verified']} of {result['sampled']} sampled answers verified drafts, at {result['freedom']} "
+            "degrees of freedom: nothing was judged",
+            unit,
+        )
     if result["p"] < ALPHA:
         message = (
             f"second tokens of {result['sampled']} answers with drawn drafts do not follow the target's distribution: "

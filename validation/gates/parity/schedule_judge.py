@@ -61,6 +61,8 @@ def _request_findings(seen: Mapping[str, Any], floor: Mapping[str, Any]) -> Iter
         yield f"ended in an error: {seen['error']}"
     elif seen["lost"] or not seen["rows"]:
         yield f"{seen['lost']} of {seen['rows']} tokens have no counterpart"
+    elif seen.get("unseen"):
+        yield f"its caches {' and '.join(seen['unseen']).replace('_', ' ')} were not there to be compared"
     elif seen["exact"]:
         if seen["differing"]:
             yield f"{seen['differing']} elements differ in bits from the same steps elsewhere, 0 are allowed"

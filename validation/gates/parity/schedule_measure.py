@@ -20,6 +20,10 @@ FLOOR_PROMPT, FLOOR_TOKENS, FLOOR_SEQUENCES = 40, 12, 6
 """What the noise is measured on: as long as the requests of a scenario are."""
 
 
+_WHEN = ("after_prompt", "at_end")
+"""When a request's caches are compared."""
+
+
 def measure_schedules(arms: Arms, comparisons: Sequence[Comparison], texts: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Plain JSON: every compared request, what the candidate's engine broke or raised, and the noise."""
     played: dict[Schedule, Played] = {}
@@ -62,6 +66,7 @@ def _compare(comparison: Comparison, name: str, played: Played, references: Sequ
         "error": judged.error or reference.error,
         "rows": len(reference.logits),
         "lost": abs(len(reference.logits) - len(judged.logits)),
+        "unseen": [when for when in _WHEN if not (getattr(judged, when) and getattr(reference, when))],
     }
     if figures["lost"] or figures["error"]:
         return figures
@@ -71,16 +76,14 @@ def _compare(comparison: Comparison, name: str, played: Played, references: Sequ
     return {
         **figures,
         "logit_rms": centred_logit_rms(reference.logits, judged.logits).tolist(),
-        "caches": {
-            when: _caches(getattr(reference, when), getattr(judged, when)) for when in ("after_prompt", "at_end")
-        },
+        "caches": {when: _caches(getattr(reference, when), getattr(judged, when)) for when in _WHEN},
     }
 
 
 def _differing(judged: Trace, reference: Trace) -> int:
     """Elements of logits and caches whose bits differ, or that only one of the two has."""
     differing = _bits(judged.logits, reference.logits)
-    for when in ("after_prompt", "at_end"):
+    for when in _WHEN:
         own, other = getattr(judged, when), getattr(reference, when)
         differing += sum(_bits(own[key], other[key]) if key in own else other[key].numel() for key in other)
     return differing

@@ -91,15 +91,17 @@ def one_token_prompts(texts: Texts) -> list[Comparison]:
 
 
 def warm_prefix(texts: Texts) -> list[Comparison]:
-    """Hits at a boundary, in the middle, on part of a longer prompt, and a prompt of the same length, against cold."""
+    """Hits at a boundary, in the middle, on part of a longer prompt; a prompt of the same length, and one whose second
+    block alone is a cached one's: against cold."""
     options = Schedule((), max_batch=2, prefix_snapshots=8)
     text, other = texts[0], texts[1]
-    mixed = [*text[:70], *other[70:]]
+    mixed, late = [*text[:70], *other[70:]], [*texts[2][:64], *text[64:]]
     warm = (
         request("again", text, 130, 4),
         request("boundary", text, 128, 3),
         request("part", mixed, 130, 3),
         request("stranger", other, 130, 3),
+        request("late", late, 130, 3),
     )
     events = (request("cold", text, 130, 4), Run(), *(event for submit in warm for event in (submit, Run())))
     references = tuple(alone(submit, options) for submit in warm)

@@ -14,14 +14,26 @@ from validation.gates.base import Context, Finding, GateResult, Json, Unit
 from validation.gates.parity.measure import Arms, other_ranks, windows
 from validation.gates.settings import at_least_zero, one_of, positive_integer, problems
 from validation.gates.stability.judge import TaskJudgement, judge_drift, judge_task
-from validation.gates.stability.measure import Task, chains, free_text, measure_answers, measure_drift
+from validation.gates.stability.measure import (
+    Task,
+    chains,
+    free_text,
+    measure_answers,
+    measure_drift,
+    second_half,
+)
 from validation.gates.stability.report import acceptance_plots, drift_plot, outcome_table, text_table
 from validation.targets.base import ArmConfig, Capability
 from validation.verdict import Verdict
 
-TASKS = ("chains", "text")
-UNITS = ("text", "drift", "chains")
+TASKS = ("again", "text", "chains")
+"""`again`: short chains, each asked a second time while its prompt is cached; the second answers are judged."""
+
+UNITS = ("again", "text", "drift", "chains")
 """The tasks and the teacher-forced drift; what takes longest last, which is started first."""
+
+_AGAIN, _AGAIN_TOKENS = 6, 45
+"""Prompts of `again`: what a drafter lost with a prefix shows in the first tokens."""
 
 _ROOM = 320
 """Places of a request beyond its answer: the prompt, and some room."""
@@ -70,8 +82,8 @@ class StabilityGate:
         return [arm for unit in UNITS for arm in _arms(context, unit)]
 
     def plan(self, context: Context) -> Sequence[Unit]:
-        """One unit per task, and the teacher-forced drift."""
-        return [Unit(name) for name in UNITS]
+        """One unit per task, and the teacher-forced drift. Prompts are asked again where there is a drafter to lose."""
+        return [Unit(name) for name in UNITS if name != "again" or context.settings["drafts"]]
 
     def measure(self, unit: Unit, context: Context) -> dict[str, Json]:
         """Answer the task's prompts in all three arms, or decode the drift sequences in lockstep."""
@@ -81,8 +93,12 @@ class StabilityGate:
             sequences = windows(
                 context.target, settings["drift_sequences"], settings["drift_tokens"], _seed(context, unit.id)
             )
-            return measure_drift(arms, sequences, prompt=_DRIFT_PROMPT)
-        return measure_answers(context.target, arms, _task(context, unit.id), _of_task(context, unit.id, "batch"))
+            return measure_drift(context.target, arms, sequences, prompt=_DRIFT_PROMPT)
+        task = _task(context, unit.id)
+        if unit.id == "again":
+            # All at once: prefixes are cached for one call.
+            return second_half(measure_answers(context.target, arms, task, len(task.asks)))
+        return measure_answers(context.target, arms, task, _of_task(context, unit.id, "batch"))
 
     def judge(self, results: Mapping[str, dict[str, Json]], context: Context) -> GateResult:
         """All tasks within their allowances, and KL that does not grow along a text."""
@@ -118,6 +134,9 @@ _DRIFT_PROMPT = 32
 
 def _task(context: Context, name: str, count: int | None = None) -> Task:
     settings, seed = context.settings, _seed(context, name)
+    if name == "again":
+        once = chains(context.target, count or _AGAIN, _AGAIN_TOKENS, seed)
+        return Task([*once.asks, *(replace(ask, seed=ask.seed + len(once.asks)) for ask in once.asks)], once.right * 2)
     if name == "chains":
         return chains(context.target, count or settings["chains"], settings["chain_tokens"], seed)
     return free_text(context.target, count or settings["texts"], settings["text_tokens"], seed)
@@ -134,7 +153,8 @@ def _arms(context: Context, unit: str) -> tuple[ArmConfig, ArmConfig, ArmConfig]
     if unit == "drift":
         options = {"max_batch": settings["drift_sequences"], "max_context": settings["drift_tokens"], "drafts": 0}
     else:
-        tokens = settings["chain_tokens" if unit == "chains" else "text_tokens"]
+        lengths = {"chains": settings["chain_tokens"], "text": settings["text_tokens"], "again": _AGAIN_TOKENS}
+        tokens = lengths[unit]
         batch, drafts = (_of_task(context, unit, name) for name in ("batch", "drafts"))
         options = {"max_batch": batch, "max_context": tokens + _ROOM, "drafts": drafts}
     options["kv_cache_dtype"] = settings["kv_cache_dtype"]

@@ -23,8 +23,8 @@ temperature off by a tenth included, moves it by more; texts that merely took an
 NORM_RESOLUTION = 2.0**-9
 """Log ratio of state norms added to the floor's: half a ULP of BF16, the rounding of every input of the state."""
 
-_TESTS_PER_TASK = 8
-"""Tests that share one error rate within a task: three rates, the right share, two of entropy, acceptance, norms."""
+_TESTS_PER_TASK = 9
+"""Tests that share one error rate within a task: four rates, the right share, two of entropy, acceptance, norms."""
 
 _BLIND = 3.0
 """Allowed losses that the evidence must rule out: less would pass a loss three times the allowance unseen."""
@@ -63,10 +63,12 @@ class TaskJudgement:
 
 BAD: Mapping[str, Callable[[Figures], bool]] = {
     "loops": lambda figures: figures["loop_onset"] is not None,
+    "token 0": lambda figures: figures["zero_tokens"] > 0,
     "cut off": lambda figures: figures["finish"] == "length",
     "wrong": lambda figures: figures["right"] < 1,
 }
-"""Bad outcomes of an answer. Free text has no right answer, and is meant to end at its length."""
+"""Bad outcomes of an answer. Token 0 is what the arg-max of a row without numbers points at. Free text has no right
+answer, and is meant to end at its length."""
 
 
 def judge_task(unit: str, result: Figures, seed: int) -> TaskJudgement:
@@ -76,7 +78,7 @@ def judge_task(unit: str, result: Figures, seed: int) -> TaskJudgement:
     if broken:
         return TaskJudgement(broken)
     alpha = ALPHA / _TESTS_PER_TASK
-    judged = ("loops", "cut off", "wrong") if "right" in baseline[0] else ("loops",)
+    judged = BAD if "right" in baseline[0] else ("loops", "token 0")
     rates = {name: _rate(name, baseline, candidate, floor) for name in judged}
     acceptance = _acceptance(baseline, candidate, floor, alpha, seed)
     findings = [
@@ -111,6 +113,11 @@ def _errors(unit: str, candidate: Sequence[Figures], baseline: Sequence[Figures]
     if failed:
         yield Finding(
             "logits", f"{unit}: {len(failed)} of {len(candidate)} answers ended in an error: {failed[0]}", unit
+        )
+    misended = [figures["misended"] for figures in candidate if figures["misended"]]
+    if misended:
+        yield Finding(
+            "end", f"{unit}: {len(misended)} of {len(candidate)} answers end wrongly: one {misended[0]}", unit
         )
     ill = sum(figures["finish"] == "error" for figures in baseline)
     if ill:
@@ -213,6 +220,9 @@ def judge_drift(unit: str, result: Figures, seed: int) -> tuple[list[Finding], l
     candidate, floor = result["candidate"], result["floor"]
     if candidate["nonfinite"] or floor["nonfinite"]:
         return [Finding("logits", f"{unit}: {candidate['nonfinite']} rows hold NaN or infinity", unit)], []
+    if result["elsewhere"]:
+        rows = f"{result['elsewhere']} of {result['tokens']} rows that were judged"
+        return [Finding("plan", f"{unit}: {rows} are none of the candidate's own path", unit)], []
     logs = [
         [c - f for c, f in zip(of_candidate, of_floor, strict=True)]
         for of_candidate, of_floor in zip(candidate["log_kl"], floor["log_kl"], strict=True)

@@ -12,7 +12,7 @@ import torch
 from evals.degeneration import compression_ratio, loop_onset, repeated_share
 from evals.items import chain
 from numerics.logits import LogitStats
-from validation.gates.parity.measure import KL_RESOLUTION, Arms, own_path_asked, windows
+from validation.gates.parity.measure import KL_RESOLUTION, OWN_PATH, Arms, own_path_asked, windows
 from validation.targets.base import Arm, Target
 from validation.targets.optional import expect
 from validation.targets.text import Answer, Ask
@@ -69,14 +69,22 @@ def measure_answers(target: Target, arms: Arms, task: Task, batch: int) -> dict[
         arm: Arm = getattr(arms, name)
         answers = [a for i in range(0, len(task.asks), batch) for a in arm.answer(task.asks[i : i + batch])]
         right: Sequence[str | None] = task.right or [None] * len(answers)
-        result[name] = [_figures(target, answer, text) for answer, text in zip(answers, right, strict=True)]
+        result[name] = [
+            _figures(target, *one, drafts=arm.config.drafts) for one in zip(task.asks, answers, right, strict=True)
+        ]
     after = arms.candidate.counters()
     result["paths"] = {path: n - before.steps.get(path, 0) for path, n in after.steps.items()}
     result["fallbacks"] = {why: n - before.fallbacks.get(why, 0) for why, n in after.fallbacks.items()}
     return result
 
 
-def _figures(target: Target, answer: Answer, right: str | None) -> dict[str, Any]:
+def second_half(result: dict[str, Any]) -> dict[str, Any]:
+    """The figures of the answers that were asked again."""
+    asked = result["prompts"] // 2
+    return {**result, "prompts": asked, **{arm: result[arm][asked:] for arm in ARMS}}
+
+
+def _figures(target: Target, ask: Ask, answer: Answer, right: str | None, drafts: int) -> dict[str, Any]:
     """One answer's figures. Nothing of its text is kept but what is counted."""
     text = target.text(answer.tokens)
     onset = loop_onset(answer.tokens)
@@ -84,12 +92,13 @@ def _figures(target: Target, answer: Answer, right: str | None) -> dict[str, Any
         "tokens": len(answer.tokens),
         "finish": answer.finish,
         "error": answer.error,
+        "misended": _misended(ask, answer),
         "loop_onset": onset,
         "zero_tokens": sum(token == 0 for token in answer.tokens),
         "repeated_share": repeated_share(answer.tokens),
         "compression": compression_ratio(text.encode()),
         "entropy": _by_quarter(answer.entropies),
-        "acceptance": _acceptance(answer),
+        "acceptance": _acceptance(ask, answer) if drafts else {},
         "norms": sorted(answer.state_norms.items()),
     }
     if right is not None:
@@ -109,30 +118,57 @@ def _by_quarter(values: Sequence[float]) -> list[float | None]:
     return [float(part.mean()) if len(part) else None for part in parts]
 
 
-def _acceptance(answer: Answer) -> dict[str, list[int]]:
-    """By context bucket: verify steps, and drafts accepted in them."""
+def _misended(ask: Ask, answer: Answer) -> str:
+    """How an answer's end contradicts itself or what was asked, or nothing: no comparison is needed to say so."""
+    tokens, stops = answer.tokens, frozenset(ask.stop_tokens)
+    passed = next((i for i, token in enumerate(tokens[:-1]) if token in stops), None)
+    if answer.finish == "error":
+        return ""
+    if passed is not None:
+        return f"goes on behind its stop token, by {len(tokens) - 1 - passed} tokens"
+    if answer.finish == "length" and len(tokens) != ask.max_tokens:
+        return f"ended by its length with {len(tokens)} tokens of {ask.max_tokens}"
+    if answer.finish == "stop" and not stops.intersection(tokens[-1:]):
+        return "ended by a stop token that it does not have"
+    return ""
+
+
+def _acceptance(ask: Ask, answer: Answer) -> dict[str, list[int]]:
+    """By context bucket: decode steps, and drafts accepted in them. A step that had no drafts accepts none, or a
+    drafter that falls silent would leave nothing to compare."""
+    verified = {step.place: step.accepted for step in answer.verify_steps}
     counted: dict[str, list[int]] = {}
-    for step in answer.verify_steps:
-        steps, accepted = counted.get(str(step.place // BUCKET), [0, 0])
-        counted[str(step.place // BUCKET)] = [steps + 1, accepted + step.accepted]
+    place, end = len(ask.prompt), len(ask.prompt) + len(answer.tokens) - 1
+    while place < end:
+        steps, accepted = counted.get(str(place // BUCKET), [0, 0])
+        counted[str(place // BUCKET)] = [steps + 1, accepted + verified.get(place, 0)]
+        place += 1 + verified.get(place, 0)
     return counted
 
 
-def measure_drift(arms: Arms, sequences: Sequence[Sequence[int]], prompt: int) -> dict[str, Any]:
+def measure_drift(target: Target, arms: Arms, sequences: Sequence[Sequence[int]], prompt: int) -> dict[str, Any]:
     """Teacher-forced decode of long texts: log KL by quarter of the text, per sequence, candidate and floor."""
     seen = {"candidate": LogitStats(), "floor": LogitStats()}
     for arm in (arms.baseline, arms.floor, arms.candidate):
         expect(arm, [(sequences, prompt)])
     decodes = [arm.forced_decode(sequences, prompt) for arm in (arms.baseline, arms.candidate, arms.floor)]
+    elsewhere = 0
     try:
         for reference, judged, other in zip(*decodes, strict=True):
+            elsewhere += len(judged.logits) * (judged.path != OWN_PATH)
             seen["candidate"].add(reference.logits, judged.logits)
             seen["floor"].add(reference.logits, other.logits)
     finally:
         for decode in decodes:
             decode.close()
     steps, batch = len(sequences[0]) - prompt, len(sequences)
-    return {"tokens": steps * batch, **{arm: _log_quarters(stats, steps, batch) for arm, stats in seen.items()}}
+    own_path = own_path_asked(target, arms.baseline.config, arms.candidate.config)
+    judged_elsewhere = elsewhere if own_path else 0
+    return {
+        "tokens": steps * batch,
+        "elsewhere": judged_elsewhere,
+        **{arm: _log_quarters(stats, steps, batch) for arm, stats in seen.items()},
+    }
 
 
 def _log_quarters(stats: LogitStats, steps: int, batch: int) -> dict[str, Any]:
