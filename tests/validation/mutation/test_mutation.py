@@ -264,7 +264,7 @@ def test_faults_of_one_component_are_neighbours() -> None:
         ("kda-delta-dropped", ["cell"] * CELLS_TRIED),
         ("verify-width-6", ["schedule"] * 2 + ["cell"]),
         # A schedule compares the arm with itself, so the engine's faults are asked of a cell too.
-        ("state-not-reset", ["schedule"] * 13 + ["fuzz"] * 6 + ["cell"]),
+        ("state-not-reset", ["schedule"] * 13 + ["fuzz"] * 7 + ["cell"]),
         ("accept-other-q", ["fuzz"]),
         ("sample-constant-seed", ["fuzz"] * 2),
         ("draft-id-out-of-range", ["fuzz"]),
