@@ -91,6 +91,7 @@ def parity_settings(seed: int, parts: Collection[str]) -> dict[str, Any]:
         "prompt_length": 24,
         "decode_length": 8,
         "min_sequences": 8,
+        "most_sequences": 24,
         "schedules": schedules if "schedules" in parts else [],
         "cells": [{"kv_cache_dtype": cache_dtype, **cell} for cell in (CELL, OTHERS[seed % len(OTHERS)])],
         **(FUZZ if fuzzed else {}),

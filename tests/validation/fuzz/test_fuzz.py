@@ -167,6 +167,8 @@ def test_rows_of_another_request_are_known_for_what_they_are() -> None:
 
 
 LATE = {
+    "batch-rows-swapped-in-mixed-step": "a long prompt that joins two requests as they decode",
+    "spec-prefix-of-last-column": "a prefix block that ends inside a verify step",
     "prefix-partial-match": "a prompt that shares one block of a longer cached one",
     "prefix-key-by-length": "a prompt of a cached one's length",
     "batch-one-token-prefill-stale": "two prompts of one token at once, after another request",

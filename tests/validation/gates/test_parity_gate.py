@@ -21,7 +21,15 @@ from validation.faults.catalogue import FAULTS
 from validation.gates.base import GateResult
 from validation.gates.parity import measure
 from validation.gates.parity.gate import ParityGate
-from validation.gates.parity.judge import CACHE_MULTIPLE, FLIP_SIGMAS, TAIL_MULTIPLE, TYPICAL_MULTIPLE, judge_cell
+from validation.gates.parity.judge import (
+    CACHE_MULTIPLE,
+    FLIP_SIGMAS,
+    TAIL_MULTIPLE,
+    TYPICAL_MULTIPLE,
+    alpha_of,
+    judge_cell,
+    leaves_open,
+)
 from validation.gates.parity.measure import (
     KL_RESOLUTION,
     Arms,
@@ -214,7 +222,7 @@ def test_a_row_that_the_other_path_decoded_is_not_judged_green() -> None:
 
 def test_an_undecided_gate_says_what_would_decide() -> None:
     result = ParityGate().judge({"cell": cell(spread(1.0, 2.0, n=4))}, context_of(settings_of()))
-    assert "undecided: cell (more sequences would decide: raise min_sequences)" in result.summary
+    assert "undecided: cell (more sequences would decide: raise most_sequences)" in result.summary
     gate_doc(ParityGate(), result, required=True, units=[])
 
 
@@ -264,6 +272,14 @@ def test_more_cells_share_out_the_error_rate() -> None:
     assert among_many is not None
     assert among_many.alpha == alone.alpha / 1000
     assert among_many.upper > alone.upper
+
+
+def test_two_looks_share_one_error_rate() -> None:
+    close = cell(spread(0.8 * TYPICAL_MULTIPLE, 0.35))
+    once, twice = (judge_cell("cell", {**close, "looks": looks}, 0, 1).typical for looks in (1, 2))
+    assert once is not None
+    assert twice is not None
+    assert twice.alpha == once.alpha / 2
 
 
 def texts() -> list[list[int]]:
@@ -354,6 +370,34 @@ def test_a_sequence_is_compared_with_itself_in_the_floor(batch: int, monkeypatch
     assert max(right["floor"]["kl_by_sequence"]) < min(wrong["floor"]["kl_by_sequence"])
 
 
+@pytest.mark.parametrize(("open_still", "sequences"), [(True, 6), (False, 2)])
+def test_a_cell_left_open_is_looked_at_again_with_the_reserve(open_still: bool, sequences: int) -> None:
+    config = ArmConfig("baseline", max_batch=2, max_context=PROMPT + DECODE)
+    arms = Arms(*(small_target().open(config) for _ in range(3)))
+    texts = windows(small_target(), 6, PROMPT + DECODE, seed=0)
+    asked = []
+
+    def undecided(candidate: Sequence[float], floor: Sequence[float]) -> bool:
+        asked.append((len(candidate), len(floor)))
+        return open_still
+
+    seen = measure_parity(arms, texts[:2], 2, PROMPT, reserve=texts[2:], undecided=undecided)
+    assert asked == [(2, 2)]
+    assert seen["sequences"] == len(seen["candidate"]["kl_by_sequence"]) == sequences
+    at_once = measure_parity(arms, texts[:sequences], 2, PROMPT)
+    assert {**at_once, "looks": 2} == seen
+
+
+@pytest.mark.parametrize(
+    ("spread", "distance", "is_open"),
+    [(0.01, 0.0, False), (0.01, 3.0, False), (2.0, 0.5, True), (math.nan, 0.0, False)],
+    ids=["within", "beyond", "too noisy", "not a number"],
+)
+def test_a_second_look_is_for_what_the_first_left_open(spread: float, distance: float, is_open: bool) -> None:
+    logs = [distance + spread * (-1) ** i for i in range(8)]
+    assert leaves_open(logs, [0.0] * 8, alpha_of(12, looks=2), seed=0) is is_open
+
+
 def test_caches_and_slots_are_given_back() -> None:
     arm = small_target().open(ArmConfig("baseline", max_batch=2, max_context=PROMPT + DECODE))
     arms = Arms(arm, small_target().open(arm.config), small_target().open(arm.config))
@@ -427,6 +471,7 @@ def test_no_logits_outlive_their_step() -> None:
         ({"prompt_length": 0}, "prompt_length is 0"),
         ({"decode_length": 1.5}, "decode_length is 1.5"),
         ({"min_sequences": True}, "min_sequences is True"),
+        ({"min_sequences": 8, "most_sequences": 8}, "most_sequences is 8, more than min_sequences (8) is needed"),
         ({"cells": []}, "a list of tables with kv_cache_dtype, tensor_parallel, batches is needed"),
         ({"cells": [{}]}, "each table needs exactly"),
         ({"cells": [{"kv_cache_dtype": "int4", "tensor_parallel": [1], "batches": [1]}]}, "must be one of bf16, fp8"),

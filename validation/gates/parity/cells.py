@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from validation.gates.base import Context, Json, Unit
+from validation.gates.parity.judge import alpha_of, leaves_open
 from validation.gates.parity.measure import (
     STATE_KINDS,
     Arms,
@@ -41,6 +42,14 @@ def context_error(settings: Mapping[str, Json]) -> str | None:
                 f"context_parallel is {given} in a cell with tensor_parallel {ranks}; allowed are 1, and the one "
                 "tensor_parallel of a cell that has no other"
             )
+    return None
+
+
+def sequences_error(settings: Mapping[str, Json]) -> str | None:
+    """Why a second look cannot be what it says, or None."""
+    least, most = settings["min_sequences"], settings.get("most_sequences")
+    if most is not None and most <= least:
+        return f"most_sequences is {most}, more than min_sequences ({least}) is needed; leave it out for a single look"
     return None
 
 
@@ -131,12 +140,24 @@ def measure_cell(unit: Unit, context: Context) -> dict[str, Json]:
     """Decode the unit's sequences in both arms and in the baseline's other composition."""
     batch, drafts = unit.params["batch"], unit.params.get("drafts", 0)
     prompt, decode = context.settings["prompt_length"], context.settings["decode_length"]
-    count = -(-max(batch, context.settings["min_sequences"]) // batch) * batch
-    sequences = windows(context.target, count, prompt + decode, unit_seed(context.seed, unit.id))
+    least = context.settings["min_sequences"]
+    count, most = (-(-n // batch) * batch for n in (least, context.settings.get("most_sequences", least)))
+    seed = unit_seed(context.seed, unit.id)
+    sequences = windows(context.target, max(count, most), prompt + decode, seed)
+    alpha = alpha_of(len(cell_units(context.settings)), 2 if most > count else 1)
     configs = cell_arms(context, unit.params)
     arms = Arms(*(context.target.open(config) for config in configs))
     readable: Sequence[str] = STATE_KINDS if Capability.READ_STATE in context.target.capabilities else ()
-    measured = measure_parity(arms, sequences, batch, prompt, readable, drafts)
+    measured = measure_parity(
+        arms,
+        sequences[:count],
+        batch,
+        prompt,
+        readable,
+        drafts,
+        reserve=sequences[count:],
+        undecided=lambda candidate, floor: leaves_open(candidate, floor, alpha, seed),
+    )
     return {
         "own_path": own_path_asked(context.target, configs[0], configs[1]),
         **unit.params,

@@ -19,6 +19,7 @@ from validation.gates.parity.cells import (
     matrix_arms,
     measure_cell,
     rows_error,
+    sequences_error,
     unit_seed,
 )
 from validation.gates.parity.fuzz import fuzz_findings, fuzz_refusal, fuzz_table, fuzz_units, measure_fuzz
@@ -58,6 +59,7 @@ class ParityGate:
                 "prompt_length": positive_integer(100_000),
                 "decode_length": positive_integer(100_000),
                 "min_sequences": positive_integer(10_000),
+                "most_sequences": positive_integer(10_000),
                 "cells": cells(
                     ("bf16", "fp8"),
                     optional={"drafts": drafts_rule(), "context_parallel": positive_integer(64)},
@@ -70,11 +72,11 @@ class ParityGate:
                 "sampled_answers": positive_integer(10**6),
                 "controls": subset((control.UNIT,)),
             },
-            optional=("schedules", "fuzz_seeds", "fuzz_steps", "sampled_answers", "controls"),
+            optional=("most_sequences", "schedules", "fuzz_seeds", "fuzz_steps", "sampled_answers", "controls"),
         )
         if not wrong and ("fuzz_seeds" in settings) != ("fuzz_steps" in settings):
             wrong = "fuzz_seeds (searches) and fuzz_steps (engine steps of each) are given together"
-        wrong = wrong or rows_error(settings) or context_error(settings)
+        wrong = wrong or rows_error(settings) or context_error(settings) or sequences_error(settings)
         if wrong:
             return wrong
         ids = [unit.id for unit in _units(settings)]

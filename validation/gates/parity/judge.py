@@ -77,7 +77,7 @@ def judge_cell(unit: str, result: Mapping[str, Any], seed: int, cells_in_all: in
     broken = [*_path_findings(unit, result), *_nonfinite_findings(unit, result)]
     if broken:
         return CellJudgement(kl, noise, findings=broken)
-    alpha = ALPHA / cells_in_all
+    alpha = alpha_of(cells_in_all, result.get("looks", 1))
     typical = _ratio(candidate["log_kl_by_sequence"], floor["log_kl_by_sequence"], alpha, seed)
     caches = {
         kind: _ratio(_logarithms(candidate["caches"][kind]), _logarithms(floor["caches"][kind]), alpha, seed)
@@ -92,6 +92,19 @@ def judge_cell(unit: str, result: Mapping[str, Any], seed: int, cells_in_all: in
     log_floor = floor["log_kl_by_sequence"]
     blind = math.exp(sum(log_floor) / len(log_floor)) < _BLIND * KL_RESOLUTION
     return CellJudgement(kl, noise, typical, caches, findings, blind)
+
+
+def alpha_of(cells_in_all: int, looks: int) -> float:
+    """A cell's share of the error rate, shared once more where it may be looked at twice (Bonferroni, both times)."""
+    return ALPHA / cells_in_all / looks
+
+
+def leaves_open(logs: Sequence[float], floor_logs: Sequence[float], alpha: float, seed: int) -> bool:
+    """Whether more sequences are worth decoding: typical KL was shown to be neither within nor beyond its allowance."""
+    if not all(map(math.isfinite, (*logs, *floor_logs))):
+        return False
+    typical = _ratio(logs, floor_logs, alpha, seed)
+    return typical.lower <= TYPICAL_MULTIPLE < typical.upper
 
 
 def _ratio(logs: Sequence[float], floor_logs: Sequence[float], alpha: float, seed: int) -> Interval:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,10 @@ OWN_PATH = "specialized"
 
 STATE_KINDS = ("state", "conv", "latent")
 """Caches that are compared after the last token: recurrent state, convolution window, latent rows."""
+
+
+Undecided = Callable[[Sequence[float], Sequence[float]], bool]
+"""Whether log KL by sequence, of the candidate and of the floor, leaves a cell without a decision."""
 
 
 def windows(target: Target, count: int, length: int, seed: int) -> list[list[int]]:
@@ -103,8 +107,12 @@ def measure_parity(
     prompt_length: int,
     caches: Sequence[str] = STATE_KINDS,
     drafts: int = 0,
+    reserve: Sequence[Sequence[int]] = (),
+    undecided: Undecided = lambda candidate, floor: False,
 ) -> dict[str, Any]:
     """Decode all sequences in groups of `batch`, baseline, candidate and floor side by side; plain JSON statistics.
+
+    Those in `reserve` are decoded too where the others leave the question `undecided`: a second look.
 
     No logits are kept: each step's are reduced to a few figures per token at once. `caches` are the kinds that the
     arms let be read. With `drafts` the candidate runs verify steps, another number of drafts right in each; baseline
@@ -112,6 +120,33 @@ def measure_parity(
     """
     seen = {"candidate": _Seen(caches), "floor": _Seen(caches)}
     before = arms.candidate.counters()
+    steps, decoded = len(sequences[0]) - prompt_length, len(sequences)
+    elsewhere = _compare(arms, sequences, batch, prompt_length, seen, drafts)
+    if reserve and undecided(*(_log_kl(one, batch, steps) for one in seen.values())):
+        elsewhere += _compare(arms, reserve, batch, prompt_length, seen, drafts)
+        decoded += len(reserve)
+    after = arms.candidate.counters()
+    return {
+        "tokens": decoded * steps,
+        "sequences": decoded,
+        "looks": 2 if reserve else 1,
+        "paths": _difference(after.steps, before.steps),
+        "fallbacks": _difference(after.fallbacks, before.fallbacks),
+        "elsewhere": elsewhere,
+        **{arm: _figures(one, batch, steps) for arm, one in seen.items()},
+        "layers": curves(seen["candidate"].layers, seen["floor"].layers),
+    }
+
+
+def _compare(
+    arms: Arms,
+    sequences: Sequence[Sequence[int]],
+    batch: int,
+    prompt_length: int,
+    seen: Mapping[str, _Seen],
+    drafts: int,
+) -> int:
+    """Decode the sequences and add what is seen of them. Rows of the candidate that its own path did not compute."""
     groups = [sequences[first : first + batch] for first in range(0, len(sequences), batch)]
     # A single sequence needs company for its other composition; the one before it (cyclically) will do.
     companies = [[*group, sequences[i - 1]] if batch == 1 else group for i, group in enumerate(groups)]
@@ -119,20 +154,10 @@ def measure_parity(
     split = [[company[i] for i in part] for company in companies for part in parts]
     for arm, members in ((arms.baseline, groups), (arms.floor, split), (arms.candidate, groups)):
         expect(arm, [(group, prompt_length) for group in members])
-    elsewhere = 0
-    for group, company in zip(groups, companies, strict=True):
-        elsewhere += _compare_group(arms, group, company, prompt_length, seen, drafts)
-    steps = len(sequences[0]) - prompt_length
-    after = arms.candidate.counters()
-    return {
-        "tokens": len(sequences) * steps,
-        "sequences": len(sequences),
-        "paths": _difference(after.steps, before.steps),
-        "fallbacks": _difference(after.fallbacks, before.fallbacks),
-        "elsewhere": elsewhere,
-        **{arm: _figures(one, batch, steps) for arm, one in seen.items()},
-        "layers": curves(seen["candidate"].layers, seen["floor"].layers),
-    }
+    return sum(
+        _compare_group(arms, group, company, prompt_length, seen, drafts)
+        for group, company in zip(groups, companies, strict=True)
+    )
 
 
 def _compare_group(
@@ -200,14 +225,24 @@ def _difference(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str
 
 def _figures(seen: _Seen, batch: int, steps: int) -> dict[str, Any]:
     """Summary, KL by sequence and by position, caches. Tokens were added group by group, step by step, row by row."""
-    kl = seen.logits.per_token()["kl"].view(-1, steps, batch)
+    kl = _kl(seen, batch, steps)
     return {
         "kl_by_sequence": kl.mean(1).flatten().tolist(),
-        "log_kl_by_sequence": (kl + KL_RESOLUTION).log().mean(1).flatten().tolist(),
+        "log_kl_by_sequence": _log_kl(seen, batch, steps),
         "kl_by_position": kl.mean((0, 2)).tolist(),
         "caches": seen.caches,
         "summary": _summary(seen.logits.summary()),
     }
+
+
+def _kl(seen: _Seen, batch: int, steps: int) -> Tensor:
+    return seen.logits.per_token()["kl"].view(-1, steps, batch)
+
+
+def _log_kl(seen: _Seen, batch: int, steps: int) -> list[float]:
+    """Mean log KL of every sequence."""
+    logs: list[float] = (_kl(seen, batch, steps) + KL_RESOLUTION).log().mean(1).flatten().tolist()
+    return logs
 
 
 def _summary(summary: LogitSummary) -> dict[str, Any]:

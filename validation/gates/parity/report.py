@@ -36,7 +36,7 @@ def summary(results: Results, judged: Mapping[str, CellJudgement], undecided: Se
 def _remedy(judged: Mapping[str, CellJudgement], undecided: Sequence[str]) -> str:
     if any(judged[unit].blind for unit in undecided):
         return "two roundings of the baseline give the same logits, so they would not show a wrong candidate either"
-    return "more sequences would decide: raise min_sequences"
+    return "more sequences would decide: raise most_sequences"
 
 
 def cell_table(results: Results, judged: Mapping[str, CellJudgement]) -> Table:
