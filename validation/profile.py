@@ -154,7 +154,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _same_arms(profile: Profile) -> list[str]:
     backend = profile.candidate.decode_backend
-    if backend != profile.baseline.decode_backend or profile.target.options:
+    elsewhere = profile.target.options and profile.target.kind != "builtin"
+    if backend != profile.baseline.decode_backend or elsewhere:
         # What differs between two servers or engines is in the options; the target knows them.
         return []
     return [f"candidate.decode_backend: {backend!r}, like the baseline's; there is nothing to compare"]

@@ -86,7 +86,7 @@ def test_wrong_profiles(decodegate: CommandLine, before: str, after: str, parts:
 @pytest.mark.parametrize("name", ["nonsense", "", "a\x1b[2Jb"])
 def test_an_unknown_profile_lists_the_known_ones(decodegate: CommandLine, name: str) -> None:
     assert decodegate("run", "--profile", name) == 2
-    refused(decodegate, "no profile is called", "nightly, premerge, signoff, smoke, or the path of a .toml file")
+    refused(decodegate, "no profile is called", "gpu, nightly, premerge, signoff, smoke, or the path of a .toml file")
     assert "\x1b" not in decodegate.err
 
 

@@ -15,8 +15,8 @@ from validation.profile import PROFILES, ArmSection, Profile, load_profile, prof
 from validation.targets.base import ArmConfig
 
 
-def test_the_shipped_profiles_are_the_four() -> None:
-    assert profile_names() == ["nightly", "premerge", "signoff", "smoke"]
+def test_the_shipped_profiles_are_the_five() -> None:
+    assert profile_names() == ["gpu", "nightly", "premerge", "signoff", "smoke"]
 
 
 @pytest.mark.parametrize("name", profile_names())

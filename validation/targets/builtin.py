@@ -1,4 +1,7 @@
-"""The target `builtin`: decode_impl in this process, on the CPU, with the emulation of its specialised path."""
+"""The target `builtin`: decode_impl in this process.
+
+On a CPU with the emulation of its specialised path; with `[target.options] device = "cuda"` with the fused kernels.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from decode_impl.drafter.model import DrafterModel
 from decode_impl.embedded import EMBEDDED_MODEL
 from decode_impl.ops import OpTable
 from decode_impl.parts import PartTable
-from decode_impl.runner import BUILTIN_PATHS, ModelRunner, Paths
+from decode_impl.runner import ModelRunner, Paths, paths_on
 from decode_impl.specialized.implementation import implementation
 from decode_impl.specialized.requirements import unsupported
 from decode_impl.weights import ModelWeights, shard_weights
@@ -31,6 +34,8 @@ from validation.targets.builtin_schedule import ENGINE_PARTS
 from validation.targets.chat import encode_chat
 from validation.targets.layered import Layers
 from validation.targets.miniature import miniature
+
+_DEVICES = ("cpu", "cuda")
 
 
 class BuiltinTarget:
@@ -55,19 +60,36 @@ class BuiltinTarget:
         }
     )
 
-    def __init__(self, checkpoint: Checkpoint, folder: Path | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, folder: Path | None, device: str = "cpu") -> None:
         self._checkpoint = checkpoint
         self._folder = folder
+        self._device = torch.device(device)
         self._sharded: dict[int, ModelWeights] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A loaded target pickles as the way to load it, one made in memory as its checkpoint."""
         if self._folder is None:
-            return BuiltinTarget, (self._checkpoint, None)
-        return BuiltinTarget.load, (self._folder,)
+            return BuiltinTarget, (self._checkpoint, None, str(self._device))
+        return BuiltinTarget.load, (self._folder, str(self._device))
 
     @classmethod
-    def load(cls, model_path: Path | None) -> BuiltinTarget:
+    def configured(cls, model_path: Path | None, options: Mapping[str, Any]) -> BuiltinTarget:
+        """Load with the options of a profile: `device`, "cpu" or "cuda".
+
+        Raises:
+            TargetError: as `load`, or other options than these, or no such device here.
+        """
+        device = options.get("device", "cpu")
+        if unknown := sorted(options.keys() - {"device"}):
+            raise TargetError(f"target.options.{unknown[0]}: target builtin has no such option; allowed is device")
+        if device not in _DEVICES:
+            raise TargetError(f"target.options.device is {device!r}, allowed are {' and '.join(_DEVICES)}")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise TargetError("target.options.device is cuda, but torch finds no CUDA device here; leave it out")
+        return cls.load(model_path, device)
+
+    @classmethod
+    def load(cls, model_path: Path | None, device: str = "cpu") -> BuiltinTarget:
         """Load a checkpoint folder with its tokenizer, or the embedded model where `model_path` is None.
 
         Raises:
@@ -80,7 +102,7 @@ class BuiltinTarget:
             checkpoint = load_checkpoint(folder)
         except CheckpointError as error:
             raise TargetError(str(error)) from None
-        target = cls(checkpoint, folder)
+        target = cls(checkpoint, folder, device)
         known, size = target._tokenizer.get_vocab_size(), checkpoint.config.vocab_size
         if known > size:
             raise TargetError(f"{folder / 'tokenizer.json'}: has {known} tokens, the model's vocabulary {size}")
@@ -93,8 +115,8 @@ class BuiltinTarget:
             "weights_sha256": self._checkpoint.digest,
             "tokenizer_sha256": self._tokenizer_digest,
             "drafter_sha256": self._drafter_digest,
-            "specialised path": implementation(torch.device("cpu")),
-            "device": "cpu",
+            "specialised path": implementation(self._device),
+            "device": torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu",
             "torch": torch.__version__,
         }
 
@@ -160,7 +182,7 @@ class BuiltinTarget:
 
     def miniature(self) -> BuiltinTarget:
         """decode_impl's engine over a random model of next to no size, whatever this target's model is."""
-        return BuiltinTarget(miniature(), None)
+        return BuiltinTarget(miniature(), None, str(self._device))
 
     def open(self, config: ArmConfig) -> BuiltinArm:
         """Open an arm; refuses with every reason at once, before weights are cut or caches are made."""
@@ -182,9 +204,10 @@ class BuiltinTarget:
                 raise DeploymentError("; ".join(reasons))
             weights = self._weights(config.tensor_parallel)
             everywhere = [fault for fault in config.faults if fault.only_in is None or not fault.injectable]
-            paths, parts = with_faults(BUILTIN_PATHS, ENGINE_PARTS, everywhere)
+            usual = paths_on(self._device)
+            paths, parts = with_faults(usual, ENGINE_PARTS, everywhere)
             layers = Layers(weights)
-            paths = layers.applied(paths, config, BUILTIN_PATHS.generic)
+            paths = layers.applied(paths, config, usual.generic)
             runner = ModelRunner(weights, deployment, paths, parts, self._drafter if config.drafts else None)
         except ValueError as error:
             raise TargetError(f"arm {config.name}: {error}") from None
@@ -207,7 +230,7 @@ class BuiltinTarget:
 
     def _weights(self, ranks: int) -> ModelWeights:
         if ranks not in self._sharded:
-            self._sharded[ranks] = shard_weights(self._checkpoint.config, self._checkpoint.tensors, ranks)
+            self._sharded[ranks] = shard_weights(self._checkpoint.config, self._checkpoint.tensors, ranks, self._device)
         return self._sharded[ranks]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from decode_impl.batch import Chunk
 from decode_impl.deployment import Deployment
 from decode_impl.drafter.model import DrafterModel
-from decode_impl.ops import call_on_case
+from decode_impl.ops import POOLS, call_on_case
 from decode_impl.runner import ModelRunner
 from decode_impl.sampling import SamplingParams
 from validation.targets.base import ArmConfig, Case, Counters, ForcedStep
@@ -22,6 +22,7 @@ from validation.targets.builtin_schedule import play
 from validation.targets.builtin_text import answer
 from validation.targets.builtin_verify import BuiltinVerifyDecode
 from validation.targets.layered import Layers
+from validation.targets.moving import Moved
 from validation.targets.schedule import Played, Schedule
 from validation.targets.text import Answer, Ask
 
@@ -43,7 +44,12 @@ class BuiltinArm:
         """Run one op as this arm would run it."""
         paths = self._runner.paths
         specialized = self._runner.specialized_on and op in paths.specialized
-        return call_on_case(paths.specialized if specialized else paths.generic, op, case, in_place)
+        table = paths.specialized if specialized else paths.generic
+        there, back = Moved(self._runner.weights.embedding.device), Moved(torch.device("cpu"))
+        outputs = call_on_case(table, op, there.case(case), in_place)
+        there.write_back()
+        own = POOLS.get(op, ()) if in_place else ()
+        return {name: case[name] if name in own else back(output) for name, output in outputs.items()}
 
     def forced_decode(self, sequences: Sequence[Sequence[int]], prompt_length: int) -> BuiltinForcedDecode:
         """Prefill the prompts in one step, then decode the rest teacher-forced in one batch."""
@@ -134,8 +140,8 @@ class BuiltinForcedDecode:
             self._computed = position + 1
             count = len(self._sequences)
             # Rows of a decode step lie in the order of its chunks; what follows them is padding.
-            between = {name: rows[:count].float() for name, rows in self._layers.noted.items()}
-            yield ForcedStep(result.logits, tuple(range(count)), (position,) * count, result.path, between)
+            between = {name: rows[:count].float().cpu() for name, rows in self._layers.noted.items()}
+            yield ForcedStep(result.logits.cpu(), tuple(range(count)), (position,) * count, result.path, between)
 
     def _chunks(self, start: int, stop: int) -> list[Chunk]:
         owned = zip(self._sequences, self._slots, self._pages, strict=True)

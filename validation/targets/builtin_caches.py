@@ -12,7 +12,7 @@ from numerics.formats import e4m3_decode
 
 
 def caches_of(runner: ModelRunner, slot: int, pages: tuple[int, ...], length: int) -> dict[str, Tensor]:
-    """A request's caches, ranks joined, in f32; `length` rows of the latent cache."""
+    """A request's caches, ranks joined, in f32 on the CPU; `length` rows of the latent cache."""
     joined: dict[str, Tensor] = {}
     for layer in runner.weights.config.kda_layers:
         ranks = range(runner.weights.ranks)
@@ -23,7 +23,7 @@ def caches_of(runner: ModelRunner, slot: int, pages: tuple[int, ...], length: in
         rows = runner.latents.gathered(layer, torch.tensor(pages))[:length]
         scale = runner.latents.scales[layer][1]
         joined[f"layer.{layer}.latent"] = e4m3_decode(rows) * scale if rows.dtype == torch.uint8 else rows.float()
-    return joined
+    return {name: cache.cpu() for name, cache in joined.items()}
 
 
 def state_hash(runner: ModelRunner, slot: int, pages: tuple[int, ...], length: int) -> str:
@@ -44,4 +44,4 @@ def state_hash(runner: ModelRunner, slot: int, pages: tuple[int, ...], length: i
 
 
 def _bytes(stored: Tensor) -> bytes:
-    return stored.contiguous().view(torch.uint8).numpy().tobytes()
+    return stored.contiguous().view(torch.uint8).cpu().numpy().tobytes()

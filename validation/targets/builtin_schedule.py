@@ -180,7 +180,7 @@ class _Player:
             raise ForeignSampling(f"a token is sampled with {params}, which no request asked for")
         submit = self.submitted[name]
         place = position - len(submit.prompt)
-        self._rows[name].setdefault(place, logits.clone())
+        self._rows[name].setdefault(place, logits.clone().cpu())
         self._sample(logits, params, position)
         return submit.continuation[place] if place < len(submit.continuation) else 0
 

@@ -50,7 +50,7 @@ class BuiltinVerifyDecode:
                 ]
             )
             self._column, self._computed = right, first + right + 1
-            rows = result.logits.unflatten(0, (count, -1))
+            rows = result.logits.cpu().unflatten(0, (count, -1))
             for kept in range(right + 1):
                 yield ForcedStep(rows[:, kept], tuple(range(count)), (first + kept,) * count, result.path)
 

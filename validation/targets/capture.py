@@ -72,7 +72,8 @@ def captured_cases(
 
 
 def _case_of(arguments: Mapping[str, Any], pools: Sequence[str]) -> dict[str, Any]:
-    """Keyword arguments of an op as a case of docs/ops.md; tensors that the op or a later step writes are copied."""
+    """Keyword arguments of an op as a case of docs/ops.md, on the CPU; tensors that the op or a later step writes are
+    copied."""
     case: dict[str, Any] = {}
     for name, value in arguments.items():
         if isinstance(value, MXFP4Weight):
@@ -83,4 +84,4 @@ def _case_of(arguments: Mapping[str, Any], pools: Sequence[str]) -> dict[str, An
             case[name] = value.clone() if name in (*pools, "cache", "prefix", "blocks") else value
         elif value is not None:
             case[name] = value
-    return case
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in case.items()}

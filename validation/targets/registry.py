@@ -33,6 +33,8 @@ def load_target(kind: str, model_path: Path | None, options: Mapping[str, Any] |
     configured = getattr(factory, "configured", None)
     if options and configured is None:
         raise UsageError(f"target {kind!r} takes no options, not {', '.join(sorted(options))}; remove [target.options]")
+    if not options and hasattr(factory, "load"):
+        configured = None
     try:
         return cast(Target, configured(model_path, options or {}) if configured else factory.load(model_path))
     except (TargetError, OSError, ValueError) as error:
