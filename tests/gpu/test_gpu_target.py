@@ -13,7 +13,7 @@ from validation.faults.base import Fault
 from validation.faults.catalogue import FAULTS
 from validation.gates.base import Context, Gate, GateResult
 from validation.gates.registry import load_gate
-from validation.targets.base import ArmConfig
+from validation.targets.base import ArmConfig, TargetError
 from validation.targets.builtin import BuiltinTarget
 from validation.targets.moving import Moved
 from validation.verdict import Verdict
@@ -105,6 +105,18 @@ def test_a_gate_passes_the_kernels(gate: str, settings: dict[str, Any]) -> None:
     assert result.verdict == Verdict.PASS, [finding.message for finding in result.findings] or result.summary
 
 
+def values_too_large(ops: Any) -> Any:
+    """The kernel's result times 1.1, as a scale that was taken twice for once might make it."""
+    right = ops["mla_value"]
+    return {"mla_value": lambda **arguments: right(**arguments) * 1.1}
+
+
 @pytest.mark.parametrize(("gate", "settings"), [("numerics", NUMERICS), ("parity", PARITY)])
 def test_a_gate_fails_kernels_that_are_broken(gate: str, settings: dict[str, Any]) -> None:
-    assert judged(load_gate(gate), settings, FAULTS["kda-delta-dropped"]).verdict == Verdict.FAIL
+    fault = Fault("values-too-large", "a tenth too large", "mla_value", (), ("specialized",), values_too_large)
+    assert judged(load_gate(gate), settings, fault).verdict == Verdict.FAIL
+
+
+def test_a_fault_of_an_ops_part_is_refused_where_the_op_is_of_one_piece() -> None:
+    with pytest.raises(TargetError, match="op kda_step has no part 'delta'"):
+        target().open(ArmConfig("candidate", "latency_specialized", faults=(FAULTS["kda-delta-dropped"],)))

@@ -46,7 +46,8 @@ def _method(method: FunctionType, own: str) -> Any:
 def _call(part: Any, own: str, /, *args: Any, **options: Any) -> Any:
     try:
         return part(*args, **options)
-    except BrokenFault:
+    except TargetError:
+        # A fault that is broken itself, or that has nothing to break in this target, says so in its own words.
         raise
     except Exception as error:
         if _raised_in_a_fault(error.__traceback__, own):

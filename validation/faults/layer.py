@@ -8,6 +8,7 @@ from typing import Any
 
 from validation.faults.base import ENGINE, SPECIALIZED, Fault, Kind, Ops
 from validation.faults.broken import Change, guarded
+from validation.targets.base import TargetError
 
 Wrong = Callable[..., Any]
 
@@ -82,10 +83,20 @@ def _by(wrong: Wrong, change: Change) -> Change:
 
 
 def part_of(op: Any, name: str) -> Any:
-    """The value that a keyword-only part of an op has now, by default or by an earlier fault."""
+    """The value that a keyword-only part of an op has now, by default or by an earlier fault.
+
+    Raises:
+        TargetError: the op is of one piece, as a fused kernel is.
+    """
     if isinstance(op, partial):
         return op.keywords[name] if name in op.keywords else part_of(op.args[0] if op.args else op.func, name)
-    return op.__kwdefaults__[name]
+    parts = op.__kwdefaults__ or {}
+    if name not in parts:
+        raise TargetError(
+            f"op {op.__name__} has no part {name!r} that could be another: a fused kernel is of one piece; put this "
+            "fault into the emulation, on the CPU"
+        )
+    return parts[name]
 
 
 def at_rows(rows: int, wrong: Wrong, of: str) -> Wrong:

@@ -135,6 +135,20 @@ def test_a_part_is_found_behind_faults_that_wrapped_its_op() -> None:
     assert part_of(wrapped, "delta") is part_of(step, "delta")
 
 
+def test_an_op_of_one_piece_has_no_part_to_break_and_says_so() -> None:
+    def kernel(*, x: Any) -> Any:
+        return x
+
+    layer = Layer("pieces", gate="numerics", sources="M1", missed_by="nothing")
+
+    @layer.part("kernel", "delta", "pieces-delta", "another delta", kind=Kind.OPERAND)
+    def _wrong(right: Any, *args: Any) -> Any:
+        return right(*args)
+
+    with pytest.raises(TargetError, match="op kernel has no part 'delta' that could be another: a fused kernel is"):
+        layer.faults[0].mutate({"kernel": kernel})
+
+
 def test_a_fault_of_one_batch_size_leaves_the_others_alone() -> None:
     double = at_rows(4, lambda op, *, x, **rest: op(x=x, **rest) * 2, "x")
 
