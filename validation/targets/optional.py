@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from evals.samples import Request, Sample
-from validation.targets.base import ArmConfig, ForcedDecode, Target
+from validation.targets.base import Arm, ArmConfig, ForcedDecode, Target
 
 ForcedWork = tuple[Sequence[Sequence[int]], int]
 """The arguments of one `Arm.forced_decode`: sequences and prompt length."""
@@ -43,6 +43,15 @@ class Miniature(Protocol):
 
     def miniature(self) -> Target:
         """The same engine over that model; always the same one."""
+        ...
+
+
+@runtime_checkable
+class Floored(Protocol):
+    """A target whose arms come from two implementations, so that the noise floor is more than a batch composition."""
+
+    def open_floor(self, config: ArmConfig) -> Arm:
+        """The arm that the floor of a cell is measured with, in the baseline's other composition."""
         ...
 
 
@@ -87,6 +96,11 @@ class Keeping(Protocol):
     def keep_in(self, folder: Path) -> None:
         """Put them into this folder, and go on with what is there."""
         ...
+
+
+def open_floor(target: Target, config: ArmConfig) -> Arm:
+    """The arm of the noise floor: the baseline's in another composition, unless the target has another."""
+    return target.open_floor(config) if isinstance(target, Floored) else target.open(config)
 
 
 def expect(arm: object, work: Sequence[ForcedWork]) -> None:

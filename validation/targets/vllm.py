@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from validation.targets.base import Arm, ArmConfig, Capability, TargetError
 from validation.targets.builtin import BuiltinTarget
 from validation.targets.checkpoint_text import CheckpointText
 from validation.targets.vllm_arm import VllmArm
+from validation.targets.vllm_floor import RankNoiseArm
 from validation.targets.vllm_process import VllmEngines
 
 _VERSION = "import importlib.metadata as m; print(next((d.version for d in m.distributions() if d.name in N), '-'))"
@@ -42,7 +44,8 @@ class VllmOptions(_Options):
 
     `engines` is how many may be open at once: 1 opens them in turn, 2 is faster where memory has room for two.
     `prepare` is a function `module:function` that makes a checkpoint and engine arguments fit for this vLLM. With
-    `candidate_kind = "builtin"` the candidate is decode_impl in this process, on the same checkpoint.
+    `candidate_kind = "builtin"` the candidate is decode_impl in this process, on the same checkpoint and on
+    `candidate_device`.
     """
 
     python: str = sys.executable
@@ -55,6 +58,7 @@ class VllmOptions(_Options):
     candidate: ArmOptions = ArmOptions()
     prepare: str = ""
     candidate_kind: Literal["vllm", "builtin"] = "vllm"
+    candidate_device: Literal["cpu", "cuda"] = "cpu"
 
 
 class VllmTarget:
@@ -108,7 +112,7 @@ class VllmTarget:
 
     @cached_property
     def _builtin(self) -> BuiltinTarget:
-        return BuiltinTarget.load(self._checkpoint.folder)
+        return BuiltinTarget.configured(self._checkpoint.folder, {"device": self.options.candidate_device})
 
     def _version(self) -> str:
         try:
@@ -161,6 +165,13 @@ class VllmTarget:
         if reasons:
             raise TargetError(f"arm {config.name}: {'; '.join(reasons)}")
         return VllmArm(config, self.engines, engine)
+
+    def open_floor(self, config: ArmConfig) -> Arm:
+        """The floor's arm of a cell: vLLM's, and where the candidate is decode_impl with our noise between ranks."""
+        if self.options.candidate_kind == "vllm":
+            return self.open(config)
+        ours = (self._builtin.open(replace(config, tensor_parallel=ranks)) for ranks in (1, 2))
+        return RankNoiseArm(config, self.engines, self._engine(config), *ours)
 
     def _engine(self, config: ArmConfig) -> dict[str, Any]:
         """Keyword arguments of `LLM` for an arm. Arms that differ in name or batch only share an engine."""

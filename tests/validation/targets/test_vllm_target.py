@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,14 @@ from decode_impl.embedded import EMBEDDED_MODEL
 from validation.cli.app import main
 from validation.gates.base import Context, GateResult
 from validation.gates.parity.gate import ParityGate
+from validation.gates.parity.measure import windows
 from validation.targets.base import ArmConfig, TargetError
+from validation.targets.builtin import BuiltinTarget
+from validation.targets.optional import open_floor
 from validation.targets.registry import load_target
 from validation.targets.text import Ask
 from validation.targets.vllm import VllmTarget
+from validation.targets.vllm_arm import VllmArm
 from validation.targets.vllm_process import VllmProcess
 from validation.verdict import Verdict
 
@@ -244,9 +249,28 @@ def test_the_gate_runs_across_vllm_and_ours_without_the_command_line(
 ) -> None:
     text = run_gate.PROFILE.read_text().replace("benchmarks.vllm_reference.as_target", "fake_prepare")
     text = text.replace("trace_replay = true", f'python = "{sys.executable}"').replace("[1, 8]", "[2]")
-    text = text.replace("min_sequences = 24", "min_sequences = 2").replace("_length = 64", "_length = 8")
+    text = (
+        text.replace('candidate_device = "cuda"\n', "")
+        .replace("min_sequences = 24", "min_sequences = 2")
+        .replace("_length = 64", "_length = 8")
+    )
     (tmp_path / "p.toml").write_text(text)
     monkeypatch.setattr(sys, "argv", ["run_gate", str(tmp_path / "out"), "--profile", str(tmp_path / "p.toml")])
     assert run_gate.main() == 1
     written = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert (written["verdict"], written["fingerprint"]["vllm"]) == ("FAIL", "0.0.fake")
+
+
+def test_two_implementations_are_held_to_the_noise_between_our_ranks_and_not_to_their_distance() -> None:
+    """A floor that were our own distance from vLLM would let both of ours be equally wrong."""
+    target = target_of(EMBEDDED_MODEL, candidate_kind="builtin", prepare="fake_prepare:prepare")
+    config = ArmConfig("baseline", max_batch=2, max_context=LENGTH)
+    sequences = windows(target, 2, LENGTH, seed=0)
+    steps = [arm.forced_decode(sequences, PROMPT) for arm in (target.open(config), open_floor(target, config))]
+    ours = [BuiltinTarget.load(None).open(replace(config, tensor_parallel=ranks)) for ranks in (1, 2)]
+    noise = [arm.forced_decode(sequences, PROMPT) for arm in ours]
+    for theirs, floor, one, two in zip(*steps, *noise, strict=True):
+        assert torch.equal(floor.logits, theirs.logits + (two.logits - one.logits))
+        assert 0 < float((two.logits - one.logits).abs().max()) < 1
+    target.engines.close()
+    assert isinstance(open_floor(target_of(EMBEDDED_MODEL), config), VllmArm)

@@ -18,6 +18,7 @@ from validation.gates.parity.measure import (
 )
 from validation.gates.settings import Rule
 from validation.targets.base import ArmConfig, Capability
+from validation.targets.optional import open_floor
 
 MOST_ROWS = 64
 """Rows of a specialised step: sequences of a batch, each with its drafts."""
@@ -146,7 +147,8 @@ def measure_cell(unit: Unit, context: Context) -> dict[str, Json]:
     sequences = windows(context.target, max(count, most), prompt + decode, seed)
     alpha = alpha_of(len(cell_units(context.settings)), 2 if most > count else 1)
     configs = cell_arms(context, unit.params)
-    arms = Arms(*(context.target.open(config) for config in configs))
+    baseline, candidate = (context.target.open(config) for config in configs[:2])
+    arms = Arms(baseline, candidate, open_floor(context.target, configs[2]))
     readable: Sequence[str] = STATE_KINDS if Capability.READ_STATE in context.target.capabilities else ()
     measured = measure_parity(
         arms,
