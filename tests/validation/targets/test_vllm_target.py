@@ -248,7 +248,7 @@ def test_the_gate_runs_across_vllm_and_ours_without_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = run_gate.PROFILE.read_text().replace("benchmarks.vllm_reference.as_target", "fake_prepare")
-    text = text.replace("trace_replay = true", f'python = "{sys.executable}"').replace("[1, 8]", "[2]")
+    text = text.replace("trace_replay = true", f'python = "{sys.executable}"').replace("[8, 24]", "[2]")
     text = (
         text.replace('candidate_device = "cuda"\n', "")
         .replace("min_sequences = 24", "min_sequences = 2")
