@@ -8,6 +8,12 @@ from pathlib import Path
 
 from validation.errors import UsageError, one_line
 
+LARGEST_TEXT_FILE = 64 * 2**20
+"""Bytes of a JSON file that decodegate wrote and reads again: records, units' results, matrices, searches, statements.
+
+A premerge record has 70 KB; what is a thousand times as large was written by someone else.
+"""
+
 
 def read_limited(path: Path, largest: int, what: str, advice: str = "") -> bytes:
     """The bytes of a regular file of at most `largest` bytes; `advice` ends the message of a file that cannot be read.

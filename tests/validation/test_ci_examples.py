@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import typer
 import yaml
 
 from validation.cli.app import app
-from validation.profile import profile_names
+from validation.profile import load_profile, profile_names
 from validation.signoff.policy import load_policy
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +46,7 @@ def scripts(value: Any) -> Iterator[str]:
 
 def commands(path: Path) -> list[list[str]]:
     """The words of every decodegate command in a file."""
-    lines = (line.strip() for line in scripts(content(path)))
+    lines = (line.strip().removesuffix(" || red=$?") for line in scripts(content(path)))
     return [shlex.split(line) for line in lines if line.startswith("decodegate ")]
 
 
@@ -134,3 +136,65 @@ def test_secrets_are_never_on_a_command_line() -> None:
 def test_the_policy_beside_them_is_valid() -> None:
     policy = load_policy(FOLDER / "policy.toml")
     assert policy.profiles == ["nightly"]
+
+
+def test_the_policy_requires_every_gate_that_its_profile_requires() -> None:
+    policy = load_policy(FOLDER / "policy.toml")
+    (name,) = policy.profiles
+    assert policy.required == load_profile(name)[1].required
+
+
+STUB = """#!/bin/sh
+echo "$*" >> "$CALLS"
+case "$1 $2" in $RED) exit 1;; esac
+"""
+
+
+def night(folder: Path, red: str, key: str | None) -> tuple[int, list[str]]:
+    """Run GitLab's nightly script as a runner does, with a `decodegate` that fails where `red` fits; code and calls."""
+    stub = folder / "bin" / "decodegate"
+    stub.parent.mkdir()
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    (gitlab,) = GITLAB
+    script = "\n".join(content(gitlab)["decodegate nightly"]["script"])
+    places = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "CALLS": str(folder / "calls"), "RED": red}
+    keys = {} if key is None else {"DECODEGATE_KEY": key}
+    done = subprocess.run(["bash", "-eo", "pipefail", "-c", script], cwd=folder, env=places | keys, check=False)
+    return done.returncode, (folder / "calls").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("red", "code"), [("none", 0), ("run*", 1), ("history?add", 1), ("history?trend", 1), ("signoff*", 1)]
+)
+def test_a_red_night_on_gitlab_is_remembered_checked_and_ruled_on(tmp_path: Path, red: str, code: int) -> None:
+    found, calls = night(tmp_path, red, "key.pem")
+    assert found == code
+    assert [call.split(" runs/")[0].split(" --")[0] for call in calls] == [
+        "run",
+        "history add",
+        "history trend",
+        "signoff",
+    ]
+    assert "--check" in calls[2]
+    assert "--key key.pem" in calls[3]
+
+
+@pytest.mark.parametrize("key", [None, ""])
+def test_without_a_key_gitlab_signs_nothing_and_gives_no_empty_key(tmp_path: Path, key: str | None) -> None:
+    _, calls = night(tmp_path, "none", key)
+    assert calls[-1].startswith("signoff ")
+    assert "--key" not in calls[-1]
+
+
+def test_a_red_night_on_github_is_remembered_checked_and_ruled_on() -> None:
+    steps = content(FOLDER / "github" / "decodegate-nightly.yml")["jobs"]["gates"]["steps"]
+    after = {
+        command: step
+        for step in steps
+        for command in ("history add", "trend --check", "signoff")
+        if command in step.get("run", "")
+    }
+    assert len(after) == 3
+    assert all(step["if"] == "always()" for step in after.values())
+    assert 'if [ -n "$KEY" ]' in after["signoff"]["run"]

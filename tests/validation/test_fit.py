@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import yaml
@@ -13,10 +14,12 @@ from validation.documents import checked
 from validation.errors import UsageError
 from validation.fit.answer import Applies, PathAnswer, answers, gain_bound
 from validation.fit.deployment import DeploymentFile, load_deployment
+from validation.fit.own import MEASURED, measured
 from validation.fit.upstream import amd_fallback, nvidia_fallback
 from validation.targets import own_path
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "deployments"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_there_are_ten_examples_half_of_them_supported() -> None:
@@ -99,9 +102,38 @@ def test_our_own_path_answers_with_its_planner() -> None:
 
 
 def test_the_gain_is_bounded_by_what_falls_back() -> None:
-    assert gain_bound(1.0) == pytest.approx(1.88)
-    assert gain_bound(0.0) == 1.0
-    assert gain_bound(0.5) < 1.31
+    assert gain_bound(1.0, 1.88) == pytest.approx(1.88)
+    assert gain_bound(0.0, 1.88) == 1.0
+    assert gain_bound(0.5, 1.88) < 1.31
+
+
+def test_a_gain_says_whose_figure_it_rests_on(decodegate: CommandLine) -> None:
+    assert decodegate("fit", str(EXAMPLES / "gb300-tp8-batch64.yaml")) == 0
+    assert "1.88 times as fast (the largest that vLLM published, on GB300, TP16, batch 1, claim C3" in decodegate.out
+    assert decodegate("fit", str(EXAMPLES / "h200-k3-mini.yaml")) == 0
+    assert "1.12 times as fast (our own figure, on one H200, a TP16 share of K3, batch 1; 1.09" in decodegate.out
+    assert "vLLM published" not in decodegate.out
+
+
+def test_our_own_figures_are_those_that_were_measured() -> None:
+    found: dict[int, list[tuple[int, float]]] = {}
+    for line in (DOCS / "measurements" / "2026-11-30-bench.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if cells[1:2] in (["decode step"], ["verify step"]):
+            found.setdefault(int(cells[3] or 0), []).append((int(cells[2]), float(cells[8].split()[0])))
+    assert {drafts: (dict(lines)[1], min(ratio for _, ratio in lines)) for drafts, lines in found.items()} == MEASURED
+    assert all(max(ratio for _, ratio in lines) == dict(lines)[1] for lines in found.values())
+    assert measured(4) == MEASURED[3]
+
+
+def test_the_example_of_k3_mini_has_the_acceptance_of_its_model_card() -> None:
+    card = (DOCS.parent / "decode_impl" / "assets" / "k3-mini" / "MODEL_CARD.md").read_text()
+    rows = [line for line in card.partition("Tokens committed per verify step")[2].splitlines() if "-like" in line]
+    aime, gpqa, *mrcr = (float(row.split("|")[5]) for row in rows if row.startswith("|"))
+    speculation = load_deployment(EXAMPLES / "h200-k3-mini.yaml").speculation
+    assert speculation is not None
+    assert speculation.drafts == 7
+    assert speculation.acceptance_length == round(fmean((aime, gpqa, fmean(mrcr))), 1)
 
 
 def test_a_model_that_cannot_fit_is_refused_whatever_else_holds() -> None:

@@ -28,8 +28,8 @@ from validation.gates.registry import GATES
 from validation.records.storage import RunFolder, new_run_id
 from validation.verdict import Verdict, exit_code
 
-NOISY_GATES = frozenset({"sync", "stability", "evals", "performance"})
-"""Gates whose verdict may differ from run to run: races, acceptance, sampled answers, clocks."""
+NOISY_GATES = frozenset({"sync", "stability", "evals"})
+"""Gates whose verdict may differ from run to run: races, acceptance, sampled answers."""
 
 MOST_RUNS = 400
 """Runs after which a search stops, where the user says nothing: five times what a quarter of wrong verdicts need."""

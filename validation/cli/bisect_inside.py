@@ -16,11 +16,10 @@ from validation.bisect.question import Cell, ParityQuestion
 from validation.cli.lines import say
 from validation.errors import UsageError, one_line
 from validation.faults.base import Fault, in_layer
-from validation.files import read_limited
+from validation.files import LARGEST_TEXT_FILE, read_limited
 from validation.loading import load_faults
 from validation.profile import DEFAULT_PROFILE, EMBEDDED, load_profile
 from validation.records.jsonio import pretty
-from validation.records.reading import LARGEST_RECORD
 from validation.records.storage import RunFolder, new_run_id
 from validation.run.environment import set_threads
 from validation.run.version import code_version
@@ -94,7 +93,7 @@ def read_replay(path: Path) -> KernelsDoc:
         UsageError: it cannot be read, is no replay file of this version, or names places that it does not list.
     """
     try:
-        doc = KernelsDoc.model_validate_json(read_limited(path, LARGEST_RECORD, "replay file"))
+        doc = KernelsDoc.model_validate_json(read_limited(path, LARGEST_TEXT_FILE, "replay file"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

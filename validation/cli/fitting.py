@@ -29,7 +29,7 @@ def fit(
     0 a path applies and is worth measuring, 1 none, 2 wrong usage or bad input,
     3 only a path that its authors do not say they support here
     """
-    from validation.fit.answer import Applies, answers, largest_published, notes
+    from validation.fit.answer import Applies, answers, notes
     from validation.fit.deployment import load_deployment
 
     given = load_deployment(deployment)
@@ -44,11 +44,10 @@ def fit(
         for reason, share in answer.fallbacks.items():
             say(f"  falls back, {share:.1%} of steps: {reason}")
         say(f"  specialised: {answer.specialised:.1%} of steps")
-        name, ratio = largest_published()
         worth = "worth measuring" if answer.worth_measuring else "not worth measuring"
         say(
-            f"  {worth}: at most {answer.bound:.2f} times, were every specialised step {ratio:g} times as fast "
-            f"(claim {name}, the largest published); {given.least_gain:g} is asked for"
+            f"  {worth}: at most {answer.bound:.2f} times, were every specialised step {answer.speed.ratio:.2f} times "
+            f"as fast ({answer.speed.said}); {given.least_gain:g} is asked for"
         )
     for note in notes(given):
         say(note)

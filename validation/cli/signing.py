@@ -30,7 +30,12 @@ KeyOption = Annotated[
         "--key", metavar="FILE", help="Ed25519 private key in PEM form that signs. Without it nothing is signed."
     ),
 ]
-PublicKeyOption = Annotated[Path, typer.Option("--key", metavar="FILE", help="The signer's public key in PEM form.")]
+PublicKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--key", metavar="FILE", help="The signer's public key in PEM form, the NAME.pub.pem of keygen. Always needed."
+    ),
+]
 MutationOption = Annotated[
     str | None, typer.Option("--mutation", metavar="RUN", help="Run of decodegate mutate, for the mutation score.")
 ]
@@ -102,7 +107,7 @@ def signoff(
 
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="SIGNOFF", help="Folder of a sign-off.")],
-    key: PublicKeyOption,
+    key: PublicKeyOption = None,
     runs: Annotated[
         list[str] | None,
         typer.Argument(metavar="[RUN...]", help="Folders of runs that do not lie in the folder of runs."),
@@ -128,6 +133,11 @@ def verify(
     elsewhere = {Path(run).name: Path(run) for run in runs or ()}
     if len(elsewhere) < len(runs or ()):
         raise UsageError("two folders of one run were given; a sign-off rests on one")
+    if key is None:
+        raise UsageError(
+            "--key is missing: verify needs the signer's public key, the .pub.pem that decodegate keygen wrote; "
+            f"decodegate verify {folder} --key NAME.pub.pem"
+        )
     public = read_public_key(key)
     found = check(folder, public, lambda run: elsewhere.get(run, out / run), datetime.now(UTC).date())
     if found.statement is not None and (strange := elsewhere.keys() - found.runs):
@@ -137,7 +147,7 @@ def verify(
     if len(found.problems) > 20:
         say(f"NOT VERIFIED: {len(found.problems) - 20} more")
     if found.statement is None or found.problems:
-        say(f"{folder}: this is not what key {key_id(public)[:16]} signed")
+        say(f"{folder}: this is not what key {key_id(public)[:16]} ({key}) signed")
         return found.exit_code
     for expired in found.expired:
         say(f"EXPIRED: {expired}")

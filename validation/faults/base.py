@@ -15,8 +15,8 @@ PATHS = (GENERIC, SPECIALIZED, ENGINE)
 """The tables that a fault can change: either path's ops, or the engine's parts (caches, layout of a step, sampler)."""
 
 
-GATES_BY_COST = ("numerics", "parity", "sync", "stability", "evals", "performance")
-"""The gates that a fault can name, cheapest first; not all of them exist yet."""
+GATES_BY_COST = ("numerics", "parity", "sync", "stability", "evals")
+"""The gates that a fault can name, cheapest first."""
 
 
 class Kind(StrEnum):

@@ -10,7 +10,7 @@ from validation.claims.model import published
 from validation.fit.conditions import Kind, Unmet
 from validation.fit.deployment import DeploymentFile
 from validation.fit.memory import too_large
-from validation.fit.own import own, own_fallback
+from validation.fit.own import MEASURED_ON, measured, own, own_fallback
 from validation.fit.upstream import amd, amd_fallback, nvidia, nvidia_fallback
 from validation.targets.own_path import model_config
 
@@ -19,6 +19,9 @@ _PAYS = 2.0
 
 _PREFILL = "prefill, alone or mixed with decode"
 _RAGGED = "verify steps of different widths"
+
+Fallback = Callable[[DeploymentFile, int], str | None]
+"""Why a decode step of so many requests runs generic; None where it is specialised."""
 
 
 class Applies(StrEnum):
@@ -30,13 +33,21 @@ class Applies(StrEnum):
 
 
 @dataclass(frozen=True)
+class Speed:
+    """How many times as fast a specialised step was where it was measured; `said` is by whom and on what."""
+
+    ratio: float
+    said: str
+
+
+@dataclass(frozen=True)
 class PathAnswer:
-    """One path. `fallbacks` are shares of all steps by reason; `bound` the largest gain in decode steps' throughput."""
+    """One path. `fallbacks` are shares of all steps by reason; `speed` is the largest figure known of such a path."""
 
     path: str
     unmet: tuple[Unmet, ...]
     fallbacks: dict[str, float]
-    bound: float
+    speed: Speed
     least_gain: float
 
     @property
@@ -52,8 +63,13 @@ class PathAnswer:
         return 0.0 if self.applies is Applies.NO else max(0.0, 1 - sum(self.fallbacks.values()))
 
     @property
+    def bound(self) -> float:
+        """The gain in decode steps' throughput, were every specialised step as fast as `speed` says."""
+        return gain_bound(1 - sum(self.fallbacks.values()), self.speed.ratio)
+
+    @property
     def worth_measuring(self) -> bool:
-        """Whether even the largest published gain would leave enough."""
+        """Whether even the largest gain known would leave enough."""
         return self.applies is not Applies.NO and self.bound >= self.least_gain
 
 
@@ -65,21 +81,19 @@ def answers(given: DeploymentFile) -> list[PathAnswer]:
     """
     model = model_config(given.model)
     common = tuple(too_large(given, model))
+    upstream = upstream_speed()
+
+    def answer(path: str, unmet: list[Unmet], fallback: Fallback, speed: Speed) -> PathAnswer:
+        return PathAnswer(path, (*common, *unmet), step_shares(given, fallback), speed, given.least_gain)
+
     return [
-        _answer(given, "upstream, NVIDIA", (*common, *nvidia(given, model)), nvidia_fallback),
-        _answer(given, "upstream, AMD", (*common, *amd(given, model)), amd_fallback),
-        _answer(given, "decodegate's own", (*common, *own(given)), own_fallback),
+        answer("upstream, NVIDIA", nvidia(given, model), nvidia_fallback, upstream),
+        answer("upstream, AMD", amd(given, model), amd_fallback, upstream),
+        answer("decodegate's own", own(given), own_fallback, own_speed(given.drafts)),
     ]
 
 
-def _answer(
-    given: DeploymentFile, path: str, unmet: tuple[Unmet, ...], fallback: Callable[[DeploymentFile, int], str | None]
-) -> PathAnswer:
-    shares = step_shares(given, fallback)
-    return PathAnswer(path, unmet, shares, gain_bound(1 - sum(shares.values())), given.least_gain)
-
-
-def step_shares(given: DeploymentFile, fallback: Callable[[DeploymentFile, int], str | None]) -> dict[str, float]:
+def step_shares(given: DeploymentFile, fallback: Fallback) -> dict[str, float]:
     """Share of all steps that fall back, by reason; each step is counted under the first reason that it meets."""
     traffic = given.traffic
     shares = {_PREFILL: traffic.steps_with_prefill} if traffic.steps_with_prefill else {}
@@ -94,24 +108,31 @@ def step_shares(given: DeploymentFile, fallback: Callable[[DeploymentFile, int],
     return shares
 
 
-def largest_published() -> tuple[str, float]:
-    """The largest published ratio of decode throughput, and the claim that it is from."""
+def upstream_speed() -> Speed:
+    """The largest ratio of decode throughput that upstream published."""
     ratios = [
-        (claim.ratio, claim.id)
+        (claim.ratio, claim)
         for file in published()
         for claim in file.claims
         if claim.ratio is not None and claim.metric.startswith("aggregate decode throughput")
     ]
-    ratio, name = max(ratios)
-    return name, ratio
+    ratio, claim = max(ratios, key=lambda pair: pair[0])
+    given = claim.conditions
+    setting = f"{given.gpu}, TP{given.tensor_parallel}, batch {given.batch}"
+    return Speed(ratio, f"the largest that vLLM published, on {setting}, claim {claim.id}, not reproduced here")
 
 
-def gain_bound(specialised: float) -> float:
-    """What steps become faster by at most, with this share specialised: Amdahl's law at the largest published ratio.
+def own_speed(drafts: int) -> Speed:
+    """The largest ratio that we measured of our own path."""
+    most, least = measured(drafts)
+    return Speed(most, f"our own figure, on {MEASURED_ON}, batch 1; {least:.2f} at the least of larger batches")
+
+
+def gain_bound(specialised: float, ratio: float) -> float:
+    """What steps become faster by at most, with this share specialised: Amdahl's law, a specialised step at `ratio`.
 
     Steps are counted alike; large batches, which fall back, take longer, so the true bound is lower.
     """
-    _, ratio = largest_published()
     return 1 / (1 - specialised + specialised / ratio)
 
 

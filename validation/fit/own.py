@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from validation.fit.conditions import Check, Kind, Unmet, unmet
 from validation.fit.deployment import DeploymentFile
 from validation.fit.hardware import GPUS
 from validation.targets import own_path
+
+MEASURED: Mapping[int, tuple[float, float]] = {
+    0: (1.262, 1.125),
+    3: (1.181, 1.116),
+    5: (1.169, 1.115),
+    7: (1.124, 1.090),
+}
+"""Drafts -> how many times as fast a step of the specialised path is as one of the generic, at most and at least.
+
+Of all batches measured: docs/measurements/2026-11-30-bench.md. The most is at batch 1 each time.
+"""
+
+MEASURED_ON = "one H200, a TP16 share of K3"
+
+
+def measured(drafts: int) -> tuple[float, float]:
+    """The most and the least of our own figures for steps of so many drafts, or of the next fewer measured."""
+    return MEASURED[max(known for known in MEASURED if known <= drafts)]
 
 
 def own(given: DeploymentFile) -> list[Unmet]:

@@ -13,7 +13,7 @@ from validation.records.jsonio import digest
 from validation.records.metrics import flat
 from validation.records.reading import LARGEST_RECORD
 from validation.records.record import RunRecord
-from validation.records.storage import RunFolder
+from validation.records.storage import RECORD, RunFolder
 
 MOST_FIGURES = 20_000
 """Figures kept of a gate. The numerics gate has about 300; a gate beyond this lists cases, not metrics."""
@@ -55,7 +55,7 @@ def entry_of(folder: RunFolder) -> Entry:
     record = folder.read_record()
     if record.status != "finished" or record.stable.verdict is None:
         raise UsageError(f"run {record.run.id!r} is not finished; resume it first")
-    data = read_limited(folder.file("record.json"), LARGEST_RECORD, "run record")
+    data = read_limited(folder.file(RECORD), LARGEST_RECORD, "run record")
     context = about(record)
     return Entry(
         id=record.run.id,

@@ -26,6 +26,23 @@ def in_order(value: Any) -> Any:
     return json.loads(canonical(value))
 
 
+def require_keys_once(data: bytes) -> None:
+    """Refuse a JSON text with a key twice in one object: most readers take the last value, some the first.
+
+    Raises:
+        ValueError, RecursionError: there is such a key, or it is no JSON text, or one nested too deeply.
+    """
+    json.loads(data, object_pairs_hook=_require_once)
+
+
+def _require_once(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"key {key!r} is there twice in one object")
+        seen.add(key)
+
+
 def digest(value: Any) -> str:
     """SHA-256 of the canonical bytes, in hexadecimal."""
     return hashlib.sha256(canonical(value)).hexdigest()

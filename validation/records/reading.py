@@ -6,6 +6,7 @@ code 2, and nothing is written where it lies.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,42 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from validation.errors import UsageError, one_line
-from validation.files import read_limited
+from validation.files import LARGEST_TEXT_FILE, read_limited
 from validation.names import is_safe_name
+from validation.records.jsonio import require_keys_once
 from validation.records.record import SCHEMA_VERSION, GateDoc, RunRecord
 from validation.run.judging import counts_as, run_verdict
 from validation.verdict import Verdict
 
-LARGEST_RECORD = 64 * 2**20
+LARGEST_RECORD = LARGEST_TEXT_FILE
 """Bytes. A premerge record has 70 KB and grows with findings and tables, so this is a thousand of them."""
 
 LARGEST_NUMBER = 2**63
 """Whole numbers of a record stay below it; counters and seeds do, and larger ones cannot be plotted or stored."""
 
 
-def first_problem(error: ValidationError) -> str:
+def _first_problem(error: ValidationError) -> str:
     """What pydantic objects to first, with its place, as one line."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     return one_line(f"{where}: {first['msg']}" if where else first["msg"])
+
+
+def objection(error: Exception) -> str:
+    """Why a JSON file cannot be taken, as one line."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return _first_problem(error) if isinstance(error, ValidationError) else one_line(error)
+
+
+def require_run_name(folder: Path, run: str) -> None:
+    """Refuse a folder that does not have the name of the run in it: every other place names the run by its folder.
+
+    Raises:
+        UsageError: it has another name.
+    """
+    if folder.name != run:
+        raise UsageError(f"folder {str(folder)!r} holds run {run!r}; give it the run's name again")
 
 
 def read_run_record(path: Path) -> RunRecord:
@@ -42,10 +61,9 @@ def read_run_record(path: Path) -> RunRecord:
     data = read_limited(path, LARGEST_RECORD, "run record", "start a new run")
     try:
         record = RunRecord.model_validate_json(data)
-    except (ValidationError, RecursionError) as error:
-        problem = _version_problem(error) or (
-            first_problem(error) if isinstance(error, ValidationError) else "nested too deeply"
-        )
+        require_keys_once(data)
+    except (ValueError, RecursionError) as error:
+        problem = _version_problem(error) or objection(error)
         raise UsageError(f"{str(path)!r} is not a whole run record: {problem}") from error
     contradiction = next(_contradictions(record), None)
     if contradiction is not None:
@@ -58,8 +76,10 @@ def _version_problem(error: Exception) -> str | None:
         return None
     for item in error.errors():
         if item["loc"] == ("schema_version",):
-            given = one_line(item["input"])[:20]
-            return f"its schema_version is {given}, this decodegate reads {SCHEMA_VERSION}; use the one that wrote it"
+            given = one_line(json.dumps(item["input"]))[:20]
+            kind = "" if isinstance(item["input"], int) else ", which is no whole number"
+            reads = f"this decodegate reads the number {SCHEMA_VERSION}"
+            return f"its schema_version is {given}{kind}; {reads}: use the decodegate that wrote it"
     return None
 
 

@@ -12,11 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from validation.errors import UsageError, one_line
-from validation.files import read_limited
+from validation.files import LARGEST_TEXT_FILE, read_limited
 from validation.names import is_safe_name
 from validation.records.jsonio import canonical, digest, pretty
-from validation.records.reading import LARGEST_RECORD, read_run_record
+from validation.records.reading import read_run_record, require_run_name
 from validation.records.record import RunRecord, UnitRecord, UnitResult
+
+RECORD = "record.json"
+"""The file in a run's folder that holds its record."""
 
 
 def new_run_id(now: datetime) -> str:
@@ -141,15 +144,18 @@ class RunFolder:
 
     def write_record(self, record: RunRecord) -> None:
         """Write `record.json`."""
-        self.write(pretty(record.model_dump(mode="json")), "record.json")
+        self.write(pretty(record.model_dump(mode="json")), RECORD)
 
     def read_record(self) -> RunRecord:
         """Read `record.json`.
 
         Raises:
-            UsageError: there is none, it is not a record of this version, or it contradicts itself.
+            UsageError: there is none, it is not a record of this version, it contradicts itself, or the folder has
+                another run's name.
         """
-        return read_run_record(self.file("record.json"))
+        record = read_run_record(self.file(RECORD))
+        require_run_name(self.path, record.run.id)
+        return record
 
     def write_unit(self, result: UnitResult) -> None:
         """Keep the result of one finished unit."""
@@ -168,7 +174,7 @@ class RunFolder:
 
     def _whole_unit(self, gate: str, unit: str) -> UnitResult | None:
         try:
-            data = read_limited(self.file("units", gate, f"{unit}.json"), LARGEST_RECORD, "unit's result")
+            data = read_limited(self.file("units", gate, f"{unit}.json"), LARGEST_TEXT_FILE, "unit's result")
             document = json.loads(data)
             record = UnitRecord.model_validate(document)
         except (OSError, ValueError, RecursionError):

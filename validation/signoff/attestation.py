@@ -20,7 +20,7 @@ from securesystemslib.signer import CryptoSigner, Signature, SSlibKey
 
 from validation.errors import UsageError, one_line
 from validation.records.jsonio import canonical, pretty
-from validation.records.reading import first_problem
+from validation.records.reading import objection
 from validation.signoff.decision import Decision, Result
 from validation.signoff.policy import Policy
 from validation.signoff.ruling import Outcome
@@ -144,15 +144,14 @@ def opened(data: bytes, key: Ed25519PublicKey) -> Statement:
     try:
         envelope.verify([public], 1)
     except VerificationError as error:
-        raise WrongSignature("the signature is not by this key, or the statement was changed") from error
+        raise WrongSignature("the signature is not by this key (--key), or the statement was changed") from error
     own = Signature(public.keyid, envelope.signatures[public.keyid].signature)
     if _bytes(Envelope(envelope.payload, PAYLOAD_TYPE, {public.keyid: own})) != data:
         raise WrongSignature("the envelope was changed around its statement")
     try:
         return Statement.model_validate_json(envelope.payload)
     except (ValidationError, RecursionError) as error:
-        problem = first_problem(error) if isinstance(error, ValidationError) else "nested too deeply"
-        raise UsageError(f"it holds no statement of a sign-off: {problem}") from error
+        raise UsageError(f"it holds no statement of a sign-off: {objection(error)}") from error
 
 
 def key_id(key: Ed25519PublicKey) -> str:

@@ -33,7 +33,6 @@ _LAYERS = {
     3: "races between ranks",
     4: "long answers",
     5: "evals",
-    6: "performance",
 }
 """What a gate of each layer asks about; a layer without a gate that decided is said to be missing."""
 
@@ -83,6 +82,7 @@ def not_judged(records: Sequence[RunRecord]) -> dict[str, str]:
     judged = {gate.name for gate in docs}
     seen = {gate.layer for gate in docs if gate.verdict in (Verdict.PASS, Verdict.FAIL)}
     reasons = {what: f"no gate of layer {layer} decided" for layer, what in _LAYERS.items() if layer not in seen}
+    reasons["performance"] = "no gate asks about it; decodegate bench measures it, and no record holds what it found"
     ran = {record.stable.target.fingerprint.get("specialised path") for record in records}
     if ran == {"emulation"}:
         reasons["fused kernels"] = "their emulation ran; nothing is said about the kernels themselves"

@@ -55,8 +55,6 @@ def gather(folders: Sequence[RunFolder], policy_path: Path, mutation: RunFolder 
         record = folder.read_record()
         if record.run.id in {known.run.id for known in records}:
             raise UsageError(f"run {record.run.id!r} was given twice")
-        if folder.run_id != record.run.id:
-            raise UsageError(f"folder {str(folder.path)!r} holds run {record.run.id!r}; give it the run's name again")
         require_units(folder, record.stable.gates, record.run.seconds)
         records.append(record)
         subjects |= {f"runs/{record.run.id}/{name}": sha for name, sha in files(folder.path).items()}

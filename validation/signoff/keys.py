@@ -27,6 +27,11 @@ PASSPHRASE = "DECODEGATE_KEY_PASSPHRASE"
 _LARGEST_KEY = 2**16
 
 
+def public_path(path: Path) -> Path:
+    """Where the public key of the private one at `path` lies: beside it, `.pub.pem`."""
+    return path.with_name(path.name.removesuffix(".pem") + ".pub.pem")
+
+
 def make_keys(path: Path) -> Path:
     """Write a new private key to `path` (mode 0600) and its public key beside it, `.pub.pem`; the latter comes back.
 
@@ -35,13 +40,13 @@ def make_keys(path: Path) -> Path:
     Raises:
         UsageError: a file of that name exists already, or cannot be written.
     """
-    public_path = path.with_name(path.name.removesuffix(".pem") + ".pub.pem")
+    public = public_path(path)
     key = Ed25519PrivateKey.generate()
     secret = os.environ.get(PASSPHRASE)
     encryption: KeySerializationEncryption = BestAvailableEncryption(secret.encode()) if secret else NoEncryption()
-    _write_new(public_path, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
+    _write_new(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
     _write_new(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption), 0o600)
-    return public_path
+    return public
 
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:
@@ -76,8 +81,11 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
     try:
         key = load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
-        hint = "; it holds a private key: give the .pub.pem beside it" if b"PRIVATE KEY" in data else ""
-        raise UsageError(f"{str(path)!r} holds no public key in PEM form{hint}") from error
+        if b"PRIVATE KEY" in data:
+            raise UsageError(
+                f"{str(path)!r} holds a private key; the public one is needed: --key {public_path(path)}"
+            ) from error
+        raise UsageError(f"{str(path)!r} holds no public key in PEM form; give the .pub.pem of the signer") from error
     if not isinstance(key, Ed25519PublicKey):
         raise UsageError(f"{str(path)!r} holds a key of another kind; an ed25519 key is needed")
     return key

@@ -6,14 +6,15 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from validation.errors import UsageError
-from validation.files import read_limited
+from validation.files import LARGEST_TEXT_FILE, read_limited
 from validation.loading import load_faults
 from validation.mutation.request import FILE as REQUEST
 from validation.mutation.run import MATRIX
-from validation.records.reading import LARGEST_RECORD, first_problem
+from validation.records.jsonio import require_keys_once
+from validation.records.reading import objection, require_run_name
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -99,14 +100,15 @@ def read_mutation(folder: Path) -> Mutation:
     """
     asked = _read(folder / REQUEST, Asked, "request of a mutation run")
     found = _read(folder / MATRIX, _Matrix, "detection matrix")
-    if found.run != folder.name:
-        raise UsageError(f"folder {str(folder)!r} holds run {found.run!r}; give it the run's name again")
+    require_run_name(folder, found.run)
     return Mutation(**dict(found), asked=asked)
 
 
 def _read(path: Path, model: type[_Model], what: str) -> _Model:
+    data = read_limited(path, LARGEST_TEXT_FILE, what)
     try:
-        return model.model_validate_json(read_limited(path, LARGEST_RECORD, what))
-    except (ValidationError, RecursionError) as error:
-        problem = first_problem(error) if isinstance(error, ValidationError) else "nested too deeply"
-        raise UsageError(f"{str(path)!r} is not a whole {what}: {problem}") from error
+        found = model.model_validate_json(data)
+        require_keys_once(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{str(path)!r} is not a whole {what}: {objection(error)}") from error
+    return found

@@ -10,12 +10,13 @@ from pathlib import Path, PurePosixPath
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from validation.errors import UsageError
-from validation.files import read_limited
+from validation.files import LARGEST_TEXT_FILE, read_limited
+from validation.mutation.run import MATRIX
 from validation.names import is_safe_name
-from validation.records.reading import LARGEST_RECORD
+from validation.records.storage import RECORD
 from validation.signoff.attestation import Statement, WrongSignature, opened
 from validation.signoff.evidence import NOT_EVIDENCE, files
-from validation.signoff.folder import ENVELOPE, OWN
+from validation.signoff.folder import DOCUMENT, ENVELOPE, OWN
 from validation.signoff.ruling import Outcome
 
 
@@ -44,8 +45,8 @@ def verify(folder: Path, key: Ed25519PublicKey, run_folder: Callable[[str], Path
     """
     path = folder / ENVELOPE
     if not path.exists():
-        raise UsageError(f"there is no {ENVELOPE} in {str(folder)!r}; an unsigned sign-off cannot be verified")
-    data = read_limited(path, LARGEST_RECORD, "signed statement")
+        raise UsageError(_no_sign_off(folder))
+    data = read_limited(path, LARGEST_TEXT_FILE, "signed statement")
     try:
         content = opened(data, key)
     except UsageError as error:
@@ -65,6 +66,23 @@ def verify(folder: Path, key: Ed25519PublicKey, run_folder: Callable[[str], Path
     )
     runs = frozenset(place.partition("/")[2] for place in signed if place != OWN)
     return Verified(content, tuple(problems), expired, runs)
+
+
+def _no_sign_off(folder: Path) -> str:
+    """Why there is nothing to verify in `folder`, and which folder to give."""
+    give = "give the folder that decodegate signoff wrote (its --to)"
+    if not folder.exists():
+        return f"there is no folder {str(folder)!r}; {give}"
+    if not folder.is_dir():
+        return f"{str(folder)!r} is a file; {give}"
+    if (folder / RECORD).exists() or (folder / MATRIX).exists():
+        return f"{str(folder)!r} is the folder of a run, which is not signed itself; {give}"
+    if (folder / DOCUMENT).exists():
+        return (
+            f"there is no {ENVELOPE} in {str(folder)!r}: nobody signed it, so it cannot be verified; "
+            "decodegate signoff --key NAME.pem signs"
+        )
+    return f"there is no {ENVELOPE} in {str(folder)!r}, so it is no sign-off; {give}"
 
 
 def _by_folder(digests: Mapping[str, str], where: str) -> dict[str, dict[str, str]]:

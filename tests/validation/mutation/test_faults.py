@@ -13,9 +13,10 @@ from small_k3 import small_target
 from decode_impl.ops import OUTPUTS
 from decode_impl.runner import BUILTIN_PATHS
 from numerics.families import FAMILIES, MINI, make_case
-from validation.faults.base import ENGINE, PATHS, Fault, Kind
+from validation.faults.base import ENGINE, GATES_BY_COST, PATHS, Fault, Kind
 from validation.faults.catalogue import FAULTS, LAYERS
 from validation.faults.layer import Layer, at_rows, part_of
+from validation.gates.registry import GATES
 from validation.targets.base import ArmConfig, TargetError
 from validation.targets.builtin import with_faults
 from validation.targets.builtin_schedule import ENGINE_PARTS
@@ -62,9 +63,13 @@ def test_every_fault_says_what_it_is() -> None:
         assert all(fault.sources), fault.id
         assert fault.missed_by, fault.id
         assert isinstance(fault.kind, Kind), fault.id
-        assert fault.gate in ("numerics", "parity", "sync", "stability", "evals", "performance"), fault.id
+        assert fault.gate in GATES_BY_COST, fault.id
         assert set(fault.paths) <= set(PATHS), fault.id
         assert not (fault.equivalent and fault.not_applicable), fault.id
+
+
+def test_the_gates_that_a_fault_can_name_are_those_that_exist() -> None:
+    assert set(GATES_BY_COST) == GATES.keys()
 
 
 @each(INJECTABLE)

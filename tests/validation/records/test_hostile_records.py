@@ -58,8 +58,14 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "not text": (lambda data: b"\xff\xfe\x00", "record"),
     "foreign version": (
         edited(lambda d: d.update(schema_version=99)),
-        "its schema_version is 99, this decodegate reads 1",
+        "its schema_version is 99; this decodegate reads the number 1: use the decodegate that wrote it",
     ),
+    "version in quotes": (
+        edited(lambda d: d.update(schema_version="1")),
+        'its schema_version is "1", which is no whole number; this decodegate reads the number 1',
+    ),
+    "version of nothing": (edited(lambda d: d.update(schema_version=None)), "is null, which is no whole number"),
+    "version in a list": (edited(lambda d: d.update(schema_version=[1])), "is [1], which is no whole number"),
     "hostile version": (edited(lambda d: d.update(schema_version="\x1b[2J\nx")), "its schema_version is"),
     "foreign field": (edited(lambda d: d.update(signed=True)), "signed"),
     "nested": (lambda data: b"[" * 100_000, "record"),
@@ -70,6 +76,11 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "large number": (edited(lambda d: d["stable"].update(seed=2**63)), "2^63"),
     "endless number": (lambda data: data.replace(b'"seed": 0', b'"seed": 1' + b"0" * 6000), "record"),
     "NaN": (lambda data: data.replace(b'"seed": 0', b'"seed": NaN'), "record"),
+    "key twice": (lambda data: data.replace(b'"seed": 0', b'"seed": 7, "seed": 0'), "key 'seed' is there twice"),
+    "key twice in what is free": (
+        lambda data: data.replace(b'"metrics": {', b'"metrics": {"x\\n": 1, "x\\n": 2, ', 1),
+        "is there twice in one object",
+    ),
     "no arms": (edited(lambda d: d["stable"].update(arms={})), "stable.arms has no baseline"),
     "no profile": (edited(lambda d: d["stable"]["profile"].update(content={})), "no description or no gates"),
     "another verdict": (edited(_second_verdict), "its verdict is FAIL, its gates make PASS"),
@@ -118,6 +129,18 @@ def test_every_reader_refuses_a_damaged_record_in_one_line_and_loses_nothing(
         assert reason in decodegate.err, name
         assert "\x1b" not in decodegate.err
         assert tree(decodegate.folder) == before, name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_reader_refuses_a_record_of_another_run_than_its_folder_says(
+    decodegate: CommandLine, folder: RunFolder, command: str
+) -> None:
+    folder.path.rename(folder.path.with_name("another"))
+    before = tree(decodegate.folder)
+    assert decodegate(*words(command, decodegate, "another")) == 2
+    assert decodegate.err.count("\n") == 1
+    assert f"another' holds run '{folder.run_id}'; give it the run's name again" in decodegate.err
+    assert tree(decodegate.folder) == before
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -94,11 +94,34 @@ def test_another_key_does_not_verify_and_another_kind_is_refused(signing: Signin
     assert signing.verify("other.pub.pem") == 1
     assert "not by this key" in signing.command.out
     assert signing.verify("release.pem") == 2
-    assert "give the .pub.pem" in signing.command.err
+    assert "holds a private key; the public one is needed" in signing.command.err
     pem = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     (signing.home / "ec.pem").write_bytes(pem)
     assert signing.sign("--key", str(signing.home / "ec.pem")) == 2
     assert "an ed25519 key is needed" in signing.command.err
+
+
+def test_verify_names_the_folder_and_the_key_that_it_needs(signing: Signing) -> None:
+    assert signing.sign() == 0
+    home, run = signing.home, signing.command.newest().path
+    key = ("--key", str(home / "release.pub.pem"))
+    (home / "empty").mkdir()
+    wrong = {
+        (str(home / "so"),): f"decodegate verify {home / 'so'} --key NAME.pub.pem",
+        (str(home / "so"), "--key", str(home / "release.pem")): f"--key {home / 'release.pub.pem'}",
+        (str(home / "so"), "--key", str(home / "policy.toml")): "give the .pub.pem of the signer",
+        (str(run), *key): "is the folder of a run, which is not signed itself; give the folder that decodegate signoff",
+        (str(home / "so" / "signoff.dsse.json"), *key): "is a file; give the folder that decodegate signoff wrote",
+        (str(home / "nowhere"), *key): "there is no folder",
+        (str(home / "empty"), *key): "so it is no sign-off; give the folder that decodegate signoff wrote",
+    }
+    for words, said in wrong.items():
+        assert signing.command("verify", *words) == 2, words
+        assert said in signing.command.err, words
+        assert signing.command.err.count("\n") == 1
+    assert signing.sign("--out", str(signing.command.runs)) == 3
+    assert signing.verify() == 2
+    assert "nobody signed it, so it cannot be verified; decodegate signoff --key NAME.pem signs" in signing.command.err
 
 
 def test_keys_are_private_never_overwritten_and_may_have_a_passphrase(

@@ -8,9 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from validation.errors import UsageError, one_line
-from validation.files import read_limited
+from validation.files import LARGEST_TEXT_FILE, read_limited
 from validation.records.jsonio import pretty
-from validation.records.reading import LARGEST_RECORD
 from validation.records.storage import RunFolder
 from validation.verdict import Verdict
 
@@ -97,7 +96,7 @@ def read_state(folder: RunFolder) -> State:
     path = folder.file(STATE_FILE)
     try:
         return State.model_validate_json(
-            read_limited(path, LARGEST_RECORD, "state of a bisection", "it is no bisection over commits")
+            read_limited(path, LARGEST_TEXT_FILE, "state of a bisection", "it is no bisection over commits")
         )
     except ValidationError as error:
         first = error.errors()[0]
