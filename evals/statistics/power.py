@@ -7,16 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binom, chi2, norm
+from scipy.stats import chi2, norm
 
+from evals.statistics.counts import sums_over_items
 from evals.statistics.noninferiority import Evidence, reach
 
 _FEW = 400.0
 """Expected discordant pairs up to which they are counted one by one. Beyond, a normal mean is close enough: a count's
 skewness is below 1/20, and half a step of the count, which is allowed for, is a fortieth of its deviation."""
-
-_SHARE = 1e-7
-"""Probability of the counts left out on either side."""
 
 _MEANS = 4001
 _MIDDLE = (np.arange(15) + 0.5) / 15
@@ -37,9 +35,9 @@ class Chances:
 def chances(seen: Evidence, margin: float, alpha: float = 0.05, damage: float = 0.0) -> Chances:
     """How a decision at `margin` would turn out, were the true damage `damage` and the noise as in `seen`.
 
-    The noise is that of equal arms; a damage adds its own lost pairs. Few discordant pairs are counted (losses and
-    gains as independent numbers that fall on items at random), many are a normal mean. The estimated variance has the
-    spread of a chi-square, in so far as pairs meet on items.
+    The noise is that of equal arms; a damage adds its own lost pairs. Few discordant pairs are counted exactly (every
+    pair is lost, gained or neither by itself, and several may meet on an item). Many are a normal mean, and the
+    estimated variance has the spread of a chi-square.
     """
     outlook = _outlook(seen, alpha, damage)
     if outlook is None:
@@ -61,7 +59,7 @@ def _outlook(seen: Evidence, alpha: float, damage: float) -> tuple[np.ndarray, n
         return None
     # More than all pairs cannot move: such a spread is that of items, and no count.
     if expected <= min(_FEW, pairs):
-        mean, variance, weight = _counted(expected, net, pairs, seen.freedom + 1)
+        mean, variance, weight = _counted(expected, net, round(pairs), round(seen.freedom) + 1)
         mean, variance, half = mean * seen.jump, variance * seen.jump**2, 0.0
     else:
         mean, variance, weight = _normal(expected * seen.jump**2 / pairs**2, damage, seen.freedom)
@@ -70,23 +68,10 @@ def _outlook(seen: Evidence, alpha: float, damage: float) -> tuple[np.ndarray, n
     return mean - distance, mean + distance, weight
 
 
-def _counted(discordant: float, net: float, pairs: float, items: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rates = (discordant + net) / 2, max(0.0, (discordant - net) / 2)
-    lost, gained = (_likely(round(pairs), rate / pairs) for rate in rates)
-    weight = np.outer(
-        *(binom.pmf(n, round(pairs), rate / pairs) for n, rate in zip((lost, gained), rates, strict=True))
-    )[..., None]
-    surplus, moved = (lost[:, None] - gained)[..., None], (lost[:, None] + gained)[..., None]
-    # Two moved pairs meet on one item with probability together / items, which gives sum x^2 its relative variance.
-    together = max(0.0, 1 - items / pairs)
-    usual = (moved * (1 - together / items) - surplus**2 / pairs) * items / (items - 1)
-    spread = _chi_square((items - 1) / together) if together else np.ones(1)
-    variance = usual * spread
-    return surplus / pairs, variance / pairs**2, np.broadcast_to(weight / spread.size, variance.shape)
-
-
-def _likely(pairs: int, share: float) -> np.ndarray:
-    return np.arange(int(binom.ppf(_SHARE, pairs, share)), int(binom.isf(_SHARE, pairs, share)) + 1)
+def _counted(discordant: float, net: float, pairs: int, items: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    lost, gained = (discordant + net) / 2, max(0.0, (discordant - net) / 2)
+    surplus, squares, weight = sums_over_items(lost, gained, pairs, items)
+    return surplus / pairs, squares * items / (items - 1) / pairs**2, weight
 
 
 def _chi_square(freedom: float) -> np.ndarray:

@@ -28,6 +28,16 @@ SECONDS = 1.0
         (r"\boxed{\text{70}}", 1),
         ("\\boxed{\uff17\uff10}", 1),
         (r"\boxed{70}. The final answer is inside \boxed{}.", 1),
+        (r"\boxed{70 = x = 70.0}", 1),
+        (r"\boxed{m + n = 33 + 37 = 70}", 1),
+        (r"\boxed{69 = 70}", 0),
+        (r"\boxed{70 = 69}", 0),
+        (r"\boxed{69 == 70}", 0),
+        (r"\boxed{69 := 70}", 0),
+        ("\\boxed{69 \uff1d 70}", 0),
+        (r"\boxed{69 \equiv 70}", 0),
+        (r"\boxed{x = 69 = 70}", 0),
+        (r"\boxed{69 = x = 70}", 0),
         (r"\boxed{70 \text{ or } 71}", 0),
         (r"\boxed{70, 71}", 0),
         (r"\boxed{\{70, 71\}}", 0),
@@ -69,6 +79,13 @@ def test_an_expression_that_never_ends_is_stopped_and_the_next_one_is_compared()
     again = time.monotonic()
     assert not boxed.grade(r"\boxed{9^{9^{9^{9}}}}", "71").parsed
     assert time.monotonic() - again < SECONDS
+
+
+def test_an_equation_with_a_side_that_never_ends_is_stopped_too() -> None:
+    started = time.monotonic()
+    assert boxed.grade(r"\boxed{9^{9^{9^{9}}} = 70}", "70").score == 0
+    assert boxed.grade("\\boxed{" + "=".join(["70"] * 130) + "}", "70").score in (0, 1)
+    assert time.monotonic() - started < 2 * (mathematics.LIMIT + mathematics.START)
 
 
 @pytest.mark.parametrize(

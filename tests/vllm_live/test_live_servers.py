@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from server_profile import profile_of_servers
 from servers import ITEMS, SEED, LiveServer, Servers
 
 from evals.runner.endpoint import Endpoint
@@ -20,27 +21,7 @@ from validation.soak.server import Server, soak_server
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
 
 REPEATS = 8
-PROFILE = f"""
-description = "One eval, on servers."
-required = ["evals"]
-[target]
-kind = "openai"
-[baseline]
-decode_backend = "auto"
-[candidate]
-decode_backend = "latency_specialized"
-[gates.evals]
-origin = "generated"
-batch = 64
-drafts = 0
-kv_cache_dtype = "bf16"
-[[gates.evals.evals]]
-name = "aime25"
-items = {ITEMS}
-repeats = {REPEATS}
-margin = 0.1
-max_tokens = 24
-"""
+PROFILE = profile_of_servers(ITEMS, REPEATS, 0.1, kind="openai", eval_lines="max_tokens = 24")
 COMMAND = "from validation.cli.app import main; raise SystemExit(main())"
 PASS, FAIL = exit_code(Verdict.PASS, bisect=False), exit_code(Verdict.FAIL, bisect=False)
 

@@ -177,7 +177,8 @@ class OpenAITarget:
         except (EndpointDown, EndpointError, JournalError) as error:
             raise TargetError(one_line(error)) from None
         for arm in arms:
-            self._arms[arm].count(sum(sample.arm == arm.name for sample in samples), self._evidence[arm.name])
+            answers = sum(sample.arm == arm.name for sample in samples)
+            self._arms[arm].count(answers, self._evidence[arm.name], self._one_path())
         return samples
 
     def forced_decode(
@@ -186,7 +187,7 @@ class OpenAITarget:
         """Decode fixed tokens on an arm's server."""
         name = arm.config.name
         logits = forced_logits(self._endpoints[name], *self._asked(name), sequences, prompt_length)
-        path = arm.count(len(logits), self._evidence[name])
+        path = arm.count(len(logits), self._evidence[name], self._one_path())
         return OpenAIForcedDecode(logits, path, prompt_length)
 
     def _can_be_forced(self, arm: str) -> bool:
@@ -200,7 +201,7 @@ class OpenAITarget:
 
         async def run() -> Evidence:
             async with Client(endpoint, self._limits) as client:
-                return await gather(client, server.log, server.sign)
+                return await gather(client, server.log, server.sign or self.options.candidate.sign)
 
         until = time.monotonic() + patience
         while True:
@@ -213,6 +214,11 @@ class OpenAITarget:
 
     def _one_server(self) -> bool:
         return len({(e.identity["url"], e.identity["model"]) for e in self._evidence.values()}) == 1
+
+    def _one_path(self) -> bool:
+        """Whether the baseline's server shows the candidate's sign, though its arm is not asked for that path."""
+        asked = {arm.decode_backend for arm in self._arms if arm.name == "baseline"}
+        return self._evidence["baseline"].shown and SPECIALIZED not in asked
 
     def _same_servers(self, journal: Path) -> None:
         """A server may be restarted in mid-run, but not become another one: its answers are then put aside."""

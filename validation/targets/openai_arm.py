@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 UNSHOWN = "the server shows no sign of it"
 """Why answers of an arm that was asked for its own path count as fallbacks."""
 
+ONE_PATH = "the baseline's server shows the same sign: both arms ran one path"
+"""Why they do although the server shows the sign: nothing was compared."""
+
 
 class OpenAIArm:
     """One server. It counts its answers; those of an own path that the server does not show are fallbacks."""
@@ -31,13 +34,17 @@ class OpenAIArm:
             raise TargetError(f"a server cannot be asked for forced decode, unless you {HOW_TO_FORCE}")
         return self._target.forced_decode(self, sequences, prompt_length)
 
-    def count(self, answers: int, evidence: Evidence) -> str:
-        """Note answers, or decode steps, as steps of the path that the server shows; that path."""
+    def count(self, answers: int, evidence: Evidence, one_path: bool = False) -> str:
+        """Note answers, or decode steps, as steps of the path that the server shows; that path.
+
+        `one_path` where the baseline's server shows the same: then they are no steps of a path of the arm's own.
+        """
         own = self.config.decode_backend != "auto"
-        path = "specialized" if own and evidence.shown else "generic"
+        path = "specialized" if own and evidence.shown and not one_path else "generic"
         self._steps[path] = self._steps.get(path, 0) + answers
-        if own and not evidence.shown:
-            self._fallbacks[UNSHOWN] = self._fallbacks.get(UNSHOWN, 0) + answers
+        if own and path == "generic":
+            reason = ONE_PATH if evidence.shown else UNSHOWN
+            self._fallbacks[reason] = self._fallbacks.get(reason, 0) + answers
         return path
 
     def counters(self) -> Counters:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_openai import FakeServer, Fault, chat_reply, serving
+from server_profile import profile_of_servers
 
 from evals.samples import Request
 from validation.cli.app import main
@@ -17,7 +18,7 @@ from validation.gates.base import Context, GateResult
 from validation.gates.parity.gate import ParityGate
 from validation.targets.base import ArmConfig, Capability, TargetError
 from validation.targets.openai import OpenAITarget
-from validation.targets.openai_arm import UNSHOWN
+from validation.targets.openai_arm import ONE_PATH, UNSHOWN
 from validation.targets.registry import load_target
 from validation.verdict import EXIT_USAGE, Verdict
 
@@ -121,6 +122,33 @@ def test_a_sign_counts_where_log_or_metrics_hold_it_and_its_lack_fails_closed(
     assert set(counters.steps) == ({"generic"} if place == "nowhere" else {"specialized"})
 
 
+@pytest.mark.parametrize("asked", ["auto", "latency_specialized"])
+def test_a_baseline_that_shows_the_candidates_sign_too_leaves_nothing_compared(
+    asked: str, baseline: FakeServer, candidate: FakeServer, tmp_path: Path
+) -> None:
+    """Its metric rises while it answers. A baseline that was asked for that path is meant to show it."""
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        baseline.pages = {"/metrics": "own_steps_total 5\n"}
+        return chat_reply("x", question)
+
+    baseline.answer = answer
+    candidate.pages = {"/metrics": "own_steps_total 5\n"}
+    target = target_of(baseline, candidate, tmp_path, sign="own_steps")
+    target.samples([REQUEST], (ArmConfig("baseline", decode_backend=asked), CANDIDATE))
+    counters = target.open(CANDIDATE).counters()
+    assert counters.fallbacks == ({ONE_PATH: 1} if asked == "auto" else {})
+    assert counters.steps == ({"generic": 1} if asked == "auto" else {"specialized": 1})
+
+
+def test_compare_fails_closed_where_both_servers_show_the_sign(tmp_path: Path) -> None:
+    with serving(answers(True)) as a, serving(answers(True)) as b:
+        a.pages = b.pages = {"/metrics": "own_steps_total 5\n"}
+        code, record = compare(tmp_path, a, b, "--sign", "own_steps")
+    assert code == 1
+    assert ONE_PATH in json.dumps(record["stable"]["gates"])
+
+
 @pytest.mark.parametrize(
     ("metrics", "shown"),
     [
@@ -196,31 +224,14 @@ def test_an_option_that_a_target_does_not_have_is_refused() -> None:
 
 
 ITEMS, REPEATS = 12, 4
-PROFILE = f"""
-description = "One eval, on servers."
-required = ["evals", "parity"]
-[target]
-kind = "builtin"
-[baseline]
-decode_backend = "auto"
-[candidate]
-decode_backend = "latency_specialized"
-[gates.evals]
-origin = "generated"
-batch = 64
-drafts = 0
-kv_cache_dtype = "bf16"
-[[gates.evals.evals]]
-name = "aime25"
-items = {ITEMS}
-repeats = {REPEATS}
-margin = 0.3
+PARITY = """
 [gates.parity]
 prompt_length = 8
 decode_length = 8
 min_sequences = 2
-cells = [{{ kv_cache_dtype = "bf16", tensor_parallel = [1], batches = [1] }}]
+cells = [{ kv_cache_dtype = "bf16", tensor_parallel = [1], batches = [1] }]
 """
+PROFILE = profile_of_servers(ITEMS, REPEATS, 0.3, kind="builtin", required='"evals", "parity"', more=PARITY)
 
 
 def compare(
