@@ -14,7 +14,7 @@ from torch import Tensor
 from numerics.contracts import kda, linear, mla, moe
 from numerics.contracts.check import Compliance, Expected, compliance
 from numerics.contracts.moe import route_weights
-from numerics.contracts.roundings import CONTRACTS, GENERIC, SPECIALIZED, Contract, contract_table
+from numerics.contracts.roundings import CONTRACTS, GENERIC, SPECIALIZED, Contract, contract_table, site_list
 from numerics.oracles.case import Case
 
 _ORACLES: dict[str, Callable[[Case, Contract], dict[str, Expected]]] = {
@@ -72,4 +72,5 @@ __all__ = [
     "contract_table",
     "expected",
     "route_weights",
+    "site_list",
 ]

@@ -126,5 +126,10 @@ def contract_table() -> str:
     return "\n".join(lines)
 
 
+def site_list() -> str:
+    """What the name of every site stands for, as Markdown."""
+    return "Sites: " + "; ".join(f"`{site}` {what}" for site, what in SITES.items()) + "."
+
+
 def _listed(contract: Contract) -> str:
     return ", ".join(contract.sites) or "nothing"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from numerics.formats import bf16, e4m3_encode
 from numerics.metrics import error_stats
 from numerics.oracles import ORACLES, comparable, written
 
+ROOT = Path(__file__).parents[2]
 TABLES = {GENERIC: generic.OPS, SPECIALIZED: emulation.OPS}
 TINY = {**MINI, "kda_num_heads": 2, "kda_head_dim": 32, "verify_width": 3}
 PLAIN = {op: families[0] for op, families in FAMILIES.items()}
@@ -141,7 +144,10 @@ class TestOracle:
             roundings.split_length(65, 4, 16)
 
     def test_the_documented_table_is_the_one_in_use(self) -> None:
-        assert contract_table() in (Path(__file__).parents[2] / "docs" / "ops.md").read_text(encoding="utf-8")
+        command = [sys.executable, "-m", "numerics.contracts"]
+        printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert contract_table() in printed
+        assert printed in (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
         used = {site for table in CONTRACTS.values() for c in table.values() for site in c.sites}
         assert used == set(roundings.SITES)
 

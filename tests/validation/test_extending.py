@@ -16,10 +16,12 @@ from small_k3 import context_of, judged, small_target
 
 from decode_impl.ops import call_on_case
 from numerics.extend import register
-from validation.faults.base import Fault
+from validation.faults.base import GATES_BY_COST, Fault
 from validation.faults.catalogue import FAULTS, LAYERS
 from validation.gates.base import GateResult
 from validation.gates.numerics.gate import NumericsGate
+from validation.gates.registry import GATES, load_gate
+from validation.signoff.document import LAYERS as SIGNOFF_LAYERS
 from validation.targets.base import ArmConfig
 from validation.verdict import Verdict
 
@@ -27,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 FILES = {m[1]: m[2] for m in re.finditer(r"```(?:python|toml)\n# (\S+)\n(.*?)```", PAGE, flags=re.DOTALL)}
 TABLES = re.findall(r"^\| `(\S+\.py)` \| `(\w+)` \| `(.+?)` \| (?:`(.+?)`)? ?\|$", PAGE, flags=re.MULTILINE)
+PLACES = re.findall(r"^\| `(\S+)` \| (`.+?`) \| [^`|]", PAGE.partition("## A gate")[2], flags=re.MULTILINE)
 FAULT, OP, PROFILE = "validation/faults/example.py", "numerics/added/softcap.py", "softcap.toml"
 GENERIC, EMULATION = "decode_impl/generic/softcap.py", "decode_impl/specialized/emulation/softcap.py"
 SETTINGS: dict[str, Any] = {"rows": [1, 8], "sequence_rows": [17], "shard_rows": [2], "shards": [], "seeds": 1}
@@ -155,3 +158,20 @@ def test_an_op_that_is_known_or_has_no_families_is_refused() -> None:
         register("route", cases=("iid",), **rest)
     with pytest.raises(ValueError, match="op 'nothing' needs at least one input family"):
         register("nothing", cases=(), **rest)
+
+
+def test_every_place_that_names_a_gate_is_there_as_the_page_says() -> None:
+    assert len(PLACES) == 8
+    for name, words in PLACES:
+        files = sorted((ROOT / name).glob("*.toml")) if name.endswith("/") else [ROOT / name]
+        assert files, name
+        for word in re.findall("`(.+?)`", words):
+            assert all(word in file.read_text(encoding="utf-8") for file in files), (name, word)
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_every_gate_is_named_where_the_page_says(name: str) -> None:
+    gate = load_gate(name)
+    assert name in GATES_BY_COST
+    assert gate.layer in SIGNOFF_LAYERS
+    assert f"| {gate.layer} | `{name}` |" in (ROOT / "README.md").read_text(encoding="utf-8")

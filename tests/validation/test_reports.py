@@ -6,18 +6,20 @@ import html
 import re
 import tomllib
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 import decodegate_toy as toy
 import pytest
+from rich.console import Console
 from toy_commandline import CommandLine
 
 from validation.profile import Profile
-from validation.records.record import FindingDoc, GateDoc, PlotDoc, RunRecord, TableDoc
+from validation.records.record import ArmUse, FindingDoc, GateDoc, PlotDoc, RunRecord, TableDoc
 from validation.records.storage import RunFolder
-from validation.reports import github, junit, markdown, plots
-from validation.reports.text import cell
+from validation.reports import github, junit, markdown, plots, scope, terminal
+from validation.reports.text import cell, whole_clauses
 from validation.reports.write import write_reports
 from validation.run.runner import Request, run
 from validation.verdict import Verdict
@@ -362,3 +364,113 @@ def test_plots_on_one_page_share_no_ids() -> None:
 def test_table_cells_keep_text_and_round_numbers() -> None:
     table = TableDoc(title="t", header=["a"], rows=[[1234567], [0.000123456], ["1.50"]])
     assert [cell(row[0]) for row in table.rows] == ["1,234,567", "0.0001235", "1.50"]
+
+
+PARITY_SAYS = (
+    "3072 tokens in 12 cells; largest typical KL 0.759 floors (fp8-tp1-b8), allowed 2.5; all within allowance; 13 "
+    "schedules, none broken; 384 steps of random schedules, none broken; a state in BF16 (control) has 463 times the "
+    "error of the candidate's after 256 steps of low-rank keys (0.02 against 4.3e-05, relative RMS)"
+)
+
+
+def on_a_terminal(record: RunRecord, width: int) -> str:
+    out = StringIO()
+    terminal.show(record, Path("report.html"), Console(file=out, force_terminal=True, width=width, color_system=None))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_summary_is_whole_on_a_terminal_of_any_width(record: RunRecord, width: int) -> None:
+    shown = on_a_terminal(with_gate(record, summary=PARITY_SAYS), width)
+    assert "…" not in shown
+    assert set(PARITY_SAYS.split()) <= set(shown.split())
+
+
+def test_a_summary_beyond_measure_ends_with_a_whole_clause_and_names_the_report(record: RunRecord) -> None:
+    long = "; ".join(f"clause number {index} (of many; many)" for index in range(100))
+    for shown in (
+        on_a_terminal(with_gate(record, summary=long), 2000),
+        markdown.render(with_gate(record, summary=long)),
+    ):
+        assert re.search(r"clause number \d+ \(of many; many\); (the report|report\.html) has the rest", shown)
+        assert "number 99" not in shown
+
+
+def test_a_text_is_cut_behind_a_clause_outside_brackets_or_else_behind_a_word() -> None:
+    assert whole_clauses("short; text", 11, "more below") == "short; text"
+    assert whole_clauses("one, two; three (four; five) six", 27, "more below") == "one, two; more below"
+    assert whole_clauses("It is so. 4.3e-05 is said", 20, "more below") == "It is so; more below"
+    assert whole_clauses("no clause at all", 11, "more below") == "no clause …; more below"
+    assert whole_clauses("x" * 50, 10, "more below") == "x" * 10 + " …; more below"
+
+
+def with_use(record: RunRecord, use: ArmUse, **fingerprint: str) -> RunRecord:
+    """The record with other counters of the candidate, and its target's fingerprint changed."""
+    target = record.stable.target.model_copy(
+        update={"fingerprint": {k.replace("_", " "): v for k, v in fingerprint.items()}}
+    )
+    changes = {"counters": {**record.stable.counters, "candidate": use}, "target": target}
+    return record.model_copy(update={"stable": record.stable.model_copy(update=changes)})
+
+
+def test_beside_the_verdict_stand_what_ran_the_pairs_of_answers_and_the_share_of_generic_steps(
+    folder: RunFolder, record: RunRecord
+) -> None:
+    use = ArmUse(
+        steps={"specialized": 1129, "generic": 363}, fallbacks={"prefill only": 100, "mixed: with decode": 263}
+    )
+    judged = with_gate(record, metrics={"aime25": {"pairs": 12}, "other": 3})
+    shown = with_use(judged, use, specialised_path="emulation", device="cpu")
+    raw = write_reports(folder, shown).read_text(encoding="utf-8")
+    banner = " ".join(Page(raw[raw.index("<header") : raw.index("</header>")]).text.split())
+    ran = "363 of the candidate's 1,492 steps (24.3%) ran generic"
+    assert banner.endswith(
+        f"specialised path: its emulation on cpu, not the kernels · pairs of answers: aime25 12 · {ran}"
+    )
+    reasons = f"{ran}: mixed: with decode (263), prefill only (100)"
+    for text in (" ".join(Page(raw).text.split()), markdown.render(shown), on_a_terminal(shown, 200)):
+        assert reasons in text
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "said"),
+    [
+        ({"specialised_path": "kernels", "device": "cuda"}, "specialised path: kernels on cuda"),
+        ({"candidate_specialised_path": "kernels"}, "specialised path: kernels"),
+        ({}, "the target does not say what its specialised path runs"),
+    ],
+)
+def test_the_banner_says_kernels_only_of_a_target_that_says_so(
+    record: RunRecord, fingerprint: dict[str, str], said: str
+) -> None:
+    assert scope.at_a_glance(with_use(record, ArmUse(), **fingerprint)) == [said]
+
+
+def test_what_gates_take_instead_of_the_arms_settings_is_read_from_the_profile(record: RunRecord) -> None:
+    cells = [
+        {"kv_cache_dtype": "fp8", "tensor_parallel": [1, 16]},
+        {"kv_cache_dtype": "bf16", "tensor_parallel": [2], "context_parallel": 2, "drafts": 7},
+    ]
+    evals = {"drafts": 0, "kv_cache_dtype": "fp8", "evals": [{"name": "a"}, {"name": "b", "drafts": 4}]}
+    settings = {"error": {"cells": cells, "replay": [{"op": "route"}]}, "costly": evals}
+    content = {**record.stable.profile.content, "gates": settings}
+    profile = record.stable.profile.model_copy(update={"content": content})
+    changed = record.model_copy(update={"stable": record.stable.model_copy(update={"profile": profile})})
+    assert scope.varied(changed)[1] == [
+        ["error", "fp8, bf16", "1, 2, 16", "1, 2", "0, 7"],
+        ["costly", "fp8", "as above", "as above", "0, 4"],
+    ]
+    assert scope.varied(record)[1] == []
+
+
+def test_the_time_of_units_is_called_work_and_stands_beside_the_clock(folder: RunFolder, record: RunRecord) -> None:
+    info = record.run.model_copy(update={"created": "2026-01-02T03:04:05Z", "finished": "2026-01-02T03:05:10Z"})
+    timed = record.model_copy(update={"run": info})
+    said = "Work: the time of a gate's units, added up over all workers; by the clock the run took 1 min 05 s."
+    page = " ".join(page_of(folder, timed).text.split())
+    assert "Units Work Summary" in page
+    for text in (page, markdown.render(timed), " ".join(on_a_terminal(timed, 200).split())):
+        assert said in text
+    for finished in (None, "never", "2026-01-01T00:00:00Z"):
+        unknown = record.model_copy(update={"run": info.model_copy(update={"finished": finished})})
+        assert scope.work(unknown) == "Work: the time of a gate's units, added up over all workers."

@@ -39,6 +39,8 @@ def show_faults(as_markdown: bool = False) -> None:
 
 
 def _print(table: Table) -> None:
+    for column in table.columns:
+        column.overflow = "fold"
     for column in table.columns[:2]:
         column.no_wrap = True
     console = Console()

@@ -24,7 +24,9 @@ def rows(header: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     """Print a table; nothing where it has no rows."""
     if not cells:
         return
-    table = Table(*header, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for name in header:
+        table.add_column(name, overflow="fold")
     for row in cells:
         table.add_row(*(Text(visible_line(cell)) for cell in row))
     console = Console()

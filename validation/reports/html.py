@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from validation.records.jsonio import pretty
 from validation.records.record import RunRecord
-from validation.reports import plots, text, wording
+from validation.reports import plots, scope, text, wording
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -40,7 +40,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    engine.globals.update(wording=wording, non_finite=plots.non_finite)
+    engine.globals.update(scope=scope, wording=wording, non_finite=plots.non_finite)
     engine.filters.update(cell=text.cell, duration=wording.duration, json=_json)
     return engine
 

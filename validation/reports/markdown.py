@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from validation.records.record import GateDoc, RunRecord, TableDoc
-from validation.reports import wording
-from validation.reports.text import cell, markdown, shortened, visible_line
+from validation.reports import scope, wording
+from validation.reports.text import cell, markdown, shortened, visible_line, whole_clauses
 
 LONGEST = 60_000
 """Characters; GitHub refuses comments of more than 65,536."""
@@ -44,11 +44,14 @@ def _head(record: RunRecord) -> list[str]:
         f"profile {_text(stable.profile.name)}, seed {stable.seed}.",
         "",
     ]
+    ran, reasons = scope.steps(record), scope.fallbacks(record)
+    if ran:
+        lines += [f"{_text(ran + (': ' if reasons else '') + reasons)}.", ""]
     return lines
 
 
 def _gates(record: RunRecord) -> list[str]:
-    lines = ["| layer | gate | verdict | required | units | time | summary |", "|--:|---|---|---|--:|--:|---|"]
+    lines = ["| layer | gate | verdict | required | units | work | summary |", "|--:|---|---|---|--:|--:|---|"]
     for gate in record.stable.gates:
         cells = [
             str(gate.layer),
@@ -57,10 +60,10 @@ def _gates(record: RunRecord) -> list[str]:
             "yes" if gate.required else "no",
             str(len(gate.units)),
             wording.duration(wording.seconds(record, gate.name)),
-            _text(gate.summary),
+            markdown(whole_clauses(gate.summary, _LONGEST_TEXT, "report.html has the rest")),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+    return [*lines, "", _text(scope.work(record)), ""]
 
 
 def _findings(record: RunRecord) -> list[str]:

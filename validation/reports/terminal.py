@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from validation.records.record import RunRecord
-from validation.reports import wording
-from validation.reports.text import shortened, visible_line
+from validation.reports import scope, wording
+from validation.reports.text import visible_line, whole_clauses
 from validation.verdict import Verdict
 
 _COLOURS = {
@@ -21,6 +21,8 @@ _COLOURS = {
     Verdict.ERROR: "magenta",
 }
 _MOST_FINDINGS = 5
+_LONGEST_SUMMARY = 1000
+"""Characters; what gates say is a third of it, the text of an error may have any length."""
 
 
 def show(record: RunRecord, report: Path, console: Console) -> None:
@@ -29,7 +31,8 @@ def show(record: RunRecord, report: Path, console: Console) -> None:
     if warning:
         _say(console, warning, "bold red")
     console.print(_table(record))
-    _say(console, f"  judged: {wording.judged(record)}", "bright_black")
+    for line in _about(record):
+        _say(console, f"  {line}", "bright_black")
     for gate in wording.against(record):
         for finding in gate.findings[:_MOST_FINDINGS]:
             _say(console, f"  {gate.name}, {finding.component}: {finding.message}")
@@ -45,12 +48,19 @@ def show(record: RunRecord, report: Path, console: Console) -> None:
     _say(console, f"report: {report}")
 
 
+def _about(record: RunRecord) -> list[str]:
+    """What decoded, which of its steps ran generic and why, and how long the run took."""
+    ran, reasons = scope.steps(record), scope.fallbacks(record)
+    lines = [f"judged: {wording.judged(record)}", f"ran: {ran}{': ' if reasons else ''}{reasons}" if ran else ""]
+    return [*filter(None, lines), scope.work(record)]
+
+
 def _table(record: RunRecord) -> Table:
     table = Table(box=None, pad_edge=False)
     for name, justify in (("layer", "right"), ("gate", "left"), ("verdict", "left"), ("units", "right")):
         table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("summary")
+    table.add_column("work", justify="right", no_wrap=True)
+    table.add_column("summary", overflow="fold")
     for gate in record.stable.gates:
         table.add_row(
             str(gate.layer),
@@ -58,7 +68,7 @@ def _table(record: RunRecord) -> Table:
             Text(f"{wording.MARKS[gate.verdict]} {gate.verdict}", style=_COLOURS[gate.verdict]),
             str(len(gate.units)),
             wording.duration(wording.seconds(record, gate.name)),
-            Text(shortened(visible_line(gate.summary), 300)),
+            Text(whole_clauses(visible_line(gate.summary), _LONGEST_SUMMARY, "the report has the rest")),
         )
     return table
 

@@ -7,6 +7,7 @@ import re
 
 _KEPT = "\n\t"
 _MARKDOWN = re.compile(r"([\\`*_\[\]~|#])")
+_CLAUSE = re.compile(r"[;.](?=\s)")
 _BREAK = "\N{ZERO WIDTH SPACE}"
 
 
@@ -46,3 +47,16 @@ def cell(value: str | int | float) -> str:
 def shortened(text: str, longest: int) -> str:
     """`text`, cut at `longest` characters with a mark that says so."""
     return text if len(text) <= longest else text[: longest - 2].rstrip() + " …"
+
+
+def whole_clauses(text: str, longest: int, rest: str) -> str:
+    """`text`; where it has more than `longest` characters, the clauses of it that fit, and where the `rest` is.
+
+    Clauses end with `;` or a full stop outside brackets. Where not even the first fits, the text ends at a word.
+    """
+    if len(text) <= longest:
+        return text
+    ends = [found.start() for found in _CLAUSE.finditer(text, 0, longest + 1)]
+    whole = [text[:end] for end in ends if text.count("(", 0, end) == text.count(")", 0, end)]
+    kept = whole[-1] if whole else text[:longest].rpartition(" ")[0] or text[:longest]
+    return f"{kept}{'' if whole else ' …'}; {rest}"

@@ -13,7 +13,7 @@ from validation.records.metrics import flat
 from validation.records.record import GateDoc, PlotDoc, RunRecord
 from validation.reports import plots, wording
 from validation.reports.html import TEMPLATES, environment
-from validation.reports.text import shortened, visible_line
+from validation.reports.text import visible_line, whole_clauses
 from validation.signoff.folder import Case
 from validation.signoff.ruling import Outcome
 from validation.verdict import Verdict
@@ -21,13 +21,16 @@ from validation.verdict import Verdict
 MOST_ROWS = 40
 """Rows of a table and findings of a gate that the document shows; the run's own report has all of them."""
 
+LONGEST_SAID = 600
+"""Characters of a ruling that the decision shows: a gate's summary of two records, so that it stays on one page."""
+
 MEANINGS = {
     Outcome.GO: "Every demand of the policy is met.",
     Outcome.NO_GO: "A demand of the policy is not met.",
     Outcome.INCONCLUSIVE: "The evidence cannot carry the decision.",
 }
 _CLASSES = {Outcome.GO: "pass", Outcome.NO_GO: "fail", Outcome.INCONCLUSIVE: "inconclusive"}
-_LAYERS = {
+LAYERS = {
     1: "each op's accuracy",
     2: "next-token predictions and state",
     3: "races between ranks",
@@ -59,10 +62,15 @@ def render(case: Case, signed_by: str | None) -> str:
         drawn={(i, gate.name): _drawn(i, gate) for i, r in enumerate(case.records) for gate in r.stable.gates},
         most=MOST_ROWS,
         compact=lambda value: canonical(value).decode(),
-        first=lambda text: shortened(visible_line(text), 220),
+        first=_first,
         with_n=with_n,
         style=Markup("".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "signoff.css"))),
     )
+
+
+def _first(said: str) -> str:
+    """What the evidence says, whole or in whole clauses."""
+    return whole_clauses(visible_line(said), LONGEST_SAID, "the evidence below has the rest")
 
 
 def _drawn(index: int, gate: GateDoc) -> list[Markup]:
@@ -81,7 +89,7 @@ def not_judged(records: Sequence[RunRecord]) -> dict[str, str]:
     docs = [gate for r in records for gate in r.stable.gates if gate.name not in r.stable.not_judged]
     judged = {gate.name for gate in docs}
     seen = {gate.layer for gate in docs if gate.verdict in (Verdict.PASS, Verdict.FAIL)}
-    reasons = {what: f"no gate of layer {layer} decided" for layer, what in _LAYERS.items() if layer not in seen}
+    reasons = {what: f"no gate of layer {layer} decided" for layer, what in LAYERS.items() if layer not in seen}
     reasons["performance"] = "no gate asks about it; decodegate bench measures it, and no record holds what it found"
     ran = {record.stable.target.fingerprint.get("specialised path") for record in records}
     if ran == {"emulation"}:
