@@ -2,7 +2,7 @@
 
 `target.options.prepare = "benchmarks.vllm_reference.as_target:prepare"` in a profile, see `against_builtin.toml`:
 
-    python -m validation.cli.app run --profile benchmarks/vllm_reference/against_builtin.toml --model MODEL
+    decodegate run --profile benchmarks/vllm_reference/against_builtin.toml --model MODEL
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import decodegate_toy as toy
@@ -26,6 +28,12 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 def test_version(decodegate: CommandLine) -> None:
     assert decodegate("--version") == 0
     assert decodegate.out == f"decodegate {version()}\n"
+
+
+def test_a_source_tree_that_is_not_installed_has_the_command_as_a_module() -> None:
+    words = [sys.executable, "-m", "validation", "--version"]
+    ran = subprocess.run(words, cwd=README.parent, capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == f"decodegate {version()}\n"
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
