@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from evals import statistics
+from evals.draws import repeating, unlike
 from evals.graded import Fate, Pair, paired
 from evals.samples import ARMS, Request, Sample
 from evals.statistics import Evidence, Outcome
@@ -37,7 +38,11 @@ class JudgeSettings:
 
 @dataclass(frozen=True)
 class Decision:
-    """The bounds of a damage against its margin. `p` is that the damage is beyond the margin, `adjusted` after Holm."""
+    """The bounds of a damage against its margin. `p` is that the damage is beyond the margin, `adjusted` after Holm.
+
+    `damage` and `lower` are of the pairs that both arms answered. For `upper` an error of the candidate alone is a lost
+    answer: it may hide one.
+    """
 
     outcome: Outcome
     damage: float
@@ -86,6 +91,16 @@ class TaskJudgement:
     def scored(self) -> Sequence[Pair]:
         """Pairs that count: those that both arms answered."""
         return [pair for pair in self.pairs if pair.answered]
+
+    @property
+    def unanswered(self) -> Sequence[Pair]:
+        """Pairs that the candidate alone did not answer."""
+        return [pair for pair in self.pairs if _lost_to_an_error(pair)]
+
+    @property
+    def repeating(self) -> Sequence[str]:
+        """Arms whose repeats are one answer, so that an item's pairs count as one."""
+        return repeating(self.pairs)
 
     @property
     def flips(self) -> Sequence[Pair]:
@@ -149,10 +164,18 @@ def item_damages(pairs: Sequence[Pair]) -> list[list[float]]:
 
 
 def evidence_of(pairs: Sequence[Pair]) -> Evidence:
-    """Item means as evidence; greedy repeats of an item are one pair, for they repeat one answer."""
-    damages = item_damages(pairs)
-    greedy = all(pair.request.temperature == 0 for pair in pairs)
-    return statistics.evidence([sum(d) / len(d) for d in damages], len(damages) if greedy else len(pairs))
+    """Item means as evidence; repeats of an item are one pair where an arm repeats one answer."""
+    means = _item_means(pairs)
+    return statistics.evidence(means, len(means) if repeating(pairs) else len(pairs))
+
+
+def worst_evidence_of(pairs: Sequence[Pair]) -> Evidence:
+    """As `evidence_of` all pairs that both arms answered, errors of the candidate alone being lost answers."""
+    return evidence_of([pair for pair in pairs if pair.answered or _lost_to_an_error(pair)])
+
+
+def _lost_to_an_error(pair: Pair) -> bool:
+    return pair.candidate.fate is Fate.ERROR and pair.baseline.fate is not Fate.ERROR
 
 
 def _judge_task(
@@ -171,36 +194,42 @@ def _judge_task(
         means={},
     )
     scored = judged.scored
-    invalid = judged.invalid or insensitive(scored, margin, task.kind.chance)
+    invalid = judged.invalid or [*insensitive(scored, margin, task.kind.chance), *unlike(scored)]
     if judged.invalid or not scored:
         return replace(judged, invalid=invalid)
     seen = evidence_of(scored)
-    decision = _decide(seen, margin, settings)
+    decision = _decide(seen, worst_evidence_of(found.pairs), margin, settings)
     if invalid and decision.outcome is not Outcome.NO_GO:
         return replace(judged, invalid=invalid)
     means = {arm: sum(pair.arm(arm).grade.score for pair in scored) / len(scored) for arm in ARMS}
     return replace(judged, means=means, decision=decision, design=_design(scored, seen, margin, settings))
 
 
-def _decide(seen: Evidence, margin: float, settings: JudgeSettings) -> Decision:
+def _decide(seen: Evidence, worst: Evidence, margin: float, settings: JudgeSettings) -> Decision:
+    upper = max(float(statistics.upper_bound(evidence, settings.alpha)) for evidence in (seen, worst))
+    outcome = statistics.decide(seen, margin, settings.alpha)
     return Decision(
-        outcome=statistics.decide(seen, margin, settings.alpha),
+        outcome=Outcome.UNDECIDED if outcome is Outcome.GO and upper > margin else outcome,
         damage=float(seen.mean),
         lower=float(statistics.lower_bound(seen, settings.alpha)),
-        upper=float(statistics.upper_bound(seen, settings.alpha)),
+        upper=upper,
         margin=margin,
         p=statistics.p_beyond(seen, margin),
     )
 
 
 def _design(pairs: Sequence[Pair], seen: Evidence, margin: float, settings: JudgeSettings) -> Design:
-    damages = item_damages(pairs)
+    # Where repeats are one answer, an item is asked once, and no repeat adds to that.
+    once = bool(repeating(pairs))
+    damages = [[mean] for mean in _item_means(pairs)] if once else item_damages(pairs)
     noise = statistics.noise(damages)
     planned = replace(seen, variance=max(seen.variance, seen.step**2), jump=noise.jump)
     return Design(
         power=statistics.chances(planned, margin, settings.alpha).go,
         detectable=statistics.minimum_detectable(planned, settings.alpha, settings.power),
-        repeats_needed=statistics.repeats_needed(noise, len(damages), margin, settings.alpha, settings.power),
+        repeats_needed=None
+        if once
+        else statistics.repeats_needed(noise, len(damages), margin, settings.alpha, settings.power),
         aa_no_go=statistics.aa_rates(damages, margin, settings.alpha, settings.seed)[Outcome.NO_GO],
     )
 
@@ -217,8 +246,9 @@ def _corrected(judged: Mapping[str, TaskJudgement], settings: JudgeSettings) -> 
         changes.append(statistics.permutation_worse(_item_means(task.scored), settings.seed))
     if len(valid) > 1:
         seen = statistics.pooled([evidence_of(task.scored) for task in valid.values()])
+        worst = statistics.pooled([worst_evidence_of(task.pairs) for task in valid.values()])
         margin = sum(decision.margin for decision in decisions) / len(decisions)
-        pooled = _decide(seen, margin, settings)
+        pooled = _decide(seen, worst, margin, settings)
         decisions.append(pooled)
         means = [_item_means(task.scored) for task in valid.values()]
         changes.append(statistics.pooled_permutation_worse(means, settings.seed))

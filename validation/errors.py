@@ -9,6 +9,10 @@ class UsageError(ValueError):
     """Wrong usage or bad input. The command line prints the message as one line and exits with code 2."""
 
 
+class MachineryError(RuntimeError):
+    """What a command stands on failed, such as git. The command line prints one line and exits with code 4."""
+
+
 class RunInterrupted(Exception):
     """A run was stopped from outside with everything measured so far kept; the message says how to resume it."""
 

@@ -108,7 +108,7 @@ class Client:
         """Whether the server lists its models now."""
         try:
             return (await self._get(f"{self.endpoint.base}/models"))[0] == 200
-        except (httpx.TransportError, TooLarge):
+        except (httpx.RequestError, TooLarge):
             return False
 
     async def fetch(self, url: str) -> str | None:
@@ -120,7 +120,8 @@ class Client:
         try:
             async with asyncio.timeout(self._limits.page):
                 status, body, _ = await self._send("GET", url, None)
-        except (httpx.TransportError, TimeoutError, TooLarge) as error:
+        # The last two are names that no host can have.
+        except (httpx.RequestError, TimeoutError, TooLarge, httpx.InvalidURL, UnicodeError) as error:
             raise EndpointDown(f"{url} cannot be reached ({type(error).__name__})") from error
         return body.decode("utf-8", "replace") if status == 200 else None
 

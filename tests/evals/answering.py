@@ -15,7 +15,8 @@ Answering = Callable[[str, Request, str], Response]
 
 
 def right(arm: str, request: Request, text: str) -> Response:
-    return Response(text=text, finish_reason="stop", tokens=len(text))
+    """An answer that took another length of thought at every repeat, as drawn ones do."""
+    return Response(text=text, finish_reason="stop", tokens=len(text) + request.repeat)
 
 
 def samples(tasks: Sequence[EvalTask], repeats: int, answer: Answering) -> list[Sample]:

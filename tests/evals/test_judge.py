@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from answering import judged, right, samples, worse
+from answering import Answering, judged, right, samples, worse
 
 from evals.judge import JudgeSettings, judge_samples
 from evals.samples import Request, Response
@@ -89,6 +89,49 @@ def test_greedy_repeats_are_one_answer_and_not_many() -> None:
     assert decision is not None
     assert decision.upper == pytest.approx(np.log(20) / 30)
     assert decision.outcome is Outcome.UNDECIDED
+
+
+def errors(number: int, arms: tuple[str, ...] = ("candidate",), text: str = "") -> Answering:
+    """Errors in the first questions of these arms, whose other arm says `text` where one is given."""
+
+    def answer(arm: str, request: Request, told: str) -> Response:
+        if int(request.item.split("-")[1]) * 8 + request.repeat >= number:
+            return right(arm, request, told)
+        return Response(error="HTTP 500") if arm in arms else right(arm, request, text or told)
+
+    return answer
+
+
+def test_errors_of_the_candidate_alone_count_as_lost_in_the_upper_bound() -> None:
+    """Four of 240 are within two points, and so is the damage of the rest: together they are not."""
+    task = judged(errors(4)).tasks["aime25"]
+    assert len(task.unanswered) == 4
+    assert not task.invalid
+    assert task.decision is not None
+    assert task.decision.damage == 0
+    assert task.decision.lower <= 0
+    assert task.decision.upper > 0.02
+    assert task.outcome is Outcome.UNDECIDED
+
+
+def test_errors_alone_are_never_a_no_go() -> None:
+    task = judged(errors(12), margin=0.05).tasks["aime25"]
+    assert task.outcome is Outcome.UNDECIDED
+    assert task.decision is not None
+    assert task.decision.lower < 0
+
+
+@pytest.mark.parametrize("given", [errors(4, ("baseline",)), errors(4, ("baseline", "candidate"))])
+def test_an_error_of_the_baseline_hides_no_answer_of_the_candidate(given: Answering) -> None:
+    task = judged(given).tasks["aime25"]
+    assert not task.unanswered
+    assert task.outcome is Outcome.GO
+
+
+def test_a_candidate_can_lose_no_answer_that_the_baseline_had_wrong() -> None:
+    task = judged(errors(4, text="\\boxed{1000}")).tasks["aime25"]
+    assert len(task.unanswered) == 4
+    assert task.outcome is Outcome.GO
 
 
 def test_looks_before_the_end_use_less_of_the_error_rate() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
@@ -10,10 +11,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fake_openai import FakeServer, Fault, chat_reply, serving
 
-from evals.runner.client import EndpointDown
+from evals.runner.client import Client, EndpointDown
 from evals.runner.endpoint import Endpoint, EndpointError, Limits
 from evals.runner.journal import Journal, JournalError
 from evals.runner.replies import hidden, response_from
@@ -347,3 +349,16 @@ def test_completions_are_asked_by_prompt(tmp_path: Path) -> None:
         endpoint = Endpoint(server.url, api="completions")
         sample = run_requests(requests(1), {"baseline": endpoint}, tmp_path / "j", limits=QUICK)[0]
     assert sample.response.text == "0 + 1?"
+
+
+def test_a_page_that_cannot_be_decoded_is_a_server_that_is_away() -> None:
+    def broken(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip"))
+
+    async def look() -> bool:
+        async with Client(Endpoint("http://x"), QUICK, httpx.MockTransport(broken)) as client:
+            with pytest.raises(EndpointDown, match="DecodingError"):
+                await client.fetch("http://x/metrics")
+            return await client.alive()
+
+    assert not asyncio.run(look())

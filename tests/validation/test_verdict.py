@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import decodegate_toy as toy
@@ -111,3 +112,16 @@ def test_a_pass_needs_the_candidate_on_its_own_path(use: ArmUse | None, passes: 
     assert bool(judged.findings) != passes
     unsure = GateResult("g", Verdict.INCONCLUSIVE, "unsure")
     assert fail_closed(unsure, arms, context) == unsure
+
+
+@pytest.mark.parametrize(("asked", "passes"), [("auto", False), ("latency_specialized", True)])
+def test_a_pass_needs_a_baseline_that_did_not_run_the_candidates_path(asked: str, passes: bool) -> None:
+    """An engine may choose the specialised path by itself; one that was asked for it is meant to."""
+    candidate = ArmConfig("candidate", decode_backend="latency_specialized")
+    context = Context(toy.ToyTarget(), ArmConfig("baseline", decode_backend=asked), candidate, 0, {})
+    arms = {name: ArmUse(steps={"specialized": 3}) for name in ("baseline", "candidate")}
+    judged = fail_closed(GateResult("g", Verdict.PASS, "fine"), arms, context)
+    assert (judged.verdict is Verdict.PASS) == passes
+    assert passes or "3 steps of the baseline arm ran the candidate's path" in judged.summary
+    as_they_are = replace(context, baseline=ArmConfig("baseline"), candidate=ArmConfig("candidate"))
+    assert fail_closed(GateResult("g", Verdict.PASS, "fine"), arms, as_they_are).verdict is Verdict.PASS

@@ -25,7 +25,7 @@ from validation.cli import (
     signing,
     soaking,
 )
-from validation.errors import RunInterrupted, UsageError, one_line
+from validation.errors import MachineryError, RunInterrupted, UsageError, one_line
 from validation.run.signals import terminated_as_interrupted
 from validation.run.version import version
 from validation.verdict import EXIT_USAGE, Verdict, exit_code
@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _CommandLineError as error:
         words_of = getattr(error, "format_message", error.__str__)
         return _refuse(f"{words_of().rstrip('.')}; see decodegate --help", words)
+    except MachineryError as error:
+        print(f"decodegate: {one_line(error)}", file=sys.stderr)
+        return exit_code(Verdict.ERROR, bisect="--bisect-exit" in words)
     except RunInterrupted as error:
         print(f"decodegate: {error}", file=sys.stderr)
         return _EXIT_INTERRUPTED

@@ -158,8 +158,13 @@ def compare(
     0 pass, 1 fail, 2 wrong usage or bad input, 3 inconclusive, 4 error of the machinery, 130 interrupted
     """
     from validation.cli.running import RunOptions, judge
+    from validation.errors import UsageError
     from validation.profile import DEFAULT_PROFILE
 
+    if sign and backend is Backend.ANY:
+        raise UsageError(
+            "--sign shows the candidate's own path, and --backend any asks for none; leave one of them out"
+        )
     target: dict[str, Any] = {
         "baseline": {"url": baseline, "model": model_name, "api": api.value, "key_variable": _set(BASELINE_KEY)},
         "candidate": {

@@ -128,7 +128,7 @@ def trend(
     """
     from validation.history.trend import by_series, courses, since
 
-    stepped = False
+    stepped, figures = False, 0
     with open_history(db, out) as history:
         baselines = history.baselines()
         found_series = by_series(history.entries(profile))
@@ -138,6 +138,7 @@ def trend(
             base = baselines.get(series, (None, ""))[0]
             reference = history.entry(base) if base else None
             found = courses(runs, reference, gate, metric)
+            figures += len(found)
             verdicts = ", ".join(f"{sum(r.verdict == v for r in runs)} {v}" for v in sorted({r.verdict for r in runs}))
             say(f"series {series[:8]}: {runs[0].profile}, {len(runs)} runs ({verdicts}), baseline {base or 'none'}")
             late = [course for course in found if since(course, base)]
@@ -145,6 +146,9 @@ def trend(
             _courses([course for course in found if course.steps or metric is not None], base)
             if not any(course.steps for course in found):
                 say(f"  no step in {len(found)} figures")
+    if found_series and not figures:
+        asked = " ".join(f"{name} {value!r}" for name, value in (("--gate", gate), ("--metric", metric)) if value)
+        raise UsageError(f"no run has a figure for {asked or 'a trend'}; decodegate history trend shows what there is")
     return _STEP if check and stepped else 0
 
 

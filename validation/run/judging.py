@@ -11,6 +11,9 @@ from validation.records.record import ArmUse, GateDoc
 from validation.targets.base import Target
 from validation.verdict import Verdict, overall
 
+OWN_PATH, GENERIC_BACKEND = "specialized", "auto"
+"""The path of a specialised step in an arm's counters, and the `decode_backend` of an arm that must have none."""
+
 
 def missing(gate: Gate, target: Target) -> str | None:
     """The capabilities that the gate needs and the target lacks, as a sentence; None when it lacks nothing."""
@@ -38,24 +41,33 @@ def plan_error(units: Sequence[Unit]) -> str | None:
 def fail_closed(result: GateResult, arms: Mapping[str, ArmUse], context: Context) -> GateResult:
     """`result`, unless it is a PASS that the candidate did not earn: then FAIL, with the reason first.
 
-    A PASS is not earned when no unit opened the candidate's arm, or when every step of the candidate fell back.
+    A PASS is not earned when no unit opened the candidate's arm, when every step of the candidate fell back, or when
+    the baseline ran the candidate's path, too.
     """
     if result.verdict is not Verdict.PASS:
         return result
-    name = context.candidate.name
-    reason = None
-    if name not in arms:
-        reason = f"no unit opened the {name} arm, so nothing was said about it"
-    else:
-        steps, fallbacks = sum(arms[name].steps.values()), arms[name].fallbacks
-        same = context.candidate.decode_backend == context.baseline.decode_backend
-        if steps and not same and sum(fallbacks.values()) >= steps:
-            causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(fallbacks.items()))
-            reason = f"all {steps} steps of the {name} arm fell back ({causes}), so its own path never ran"
-    if reason is None:
+    arm, reason = _unearned(arms, context)
+    if not reason:
         return result
-    finding = Finding(component=f"{name} arm", message=reason)
+    finding = Finding(component=f"{arm} arm", message=reason)
     return replace(result, verdict=Verdict.FAIL, summary=reason, findings=(finding, *result.findings))
+
+
+def _unearned(arms: Mapping[str, ArmUse], context: Context) -> tuple[str, str]:
+    """The arm that kept the candidate's own path from being judged, and how; no reason where it was judged."""
+    name, other = context.candidate.name, context.baseline.name
+    if name not in arms:
+        return name, f"no unit opened the {name} arm, so nothing was said about it"
+    if context.candidate.decode_backend == context.baseline.decode_backend:
+        return name, ""
+    steps, fallbacks = sum(arms[name].steps.values()), arms[name].fallbacks
+    if steps and sum(fallbacks.values()) >= steps:
+        causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(fallbacks.items()))
+        return name, f"all {steps} steps of the {name} arm fell back ({causes}), so its own path never ran"
+    shared = arms.get(other, ArmUse()).steps.get(OWN_PATH, 0)
+    if shared and context.baseline.decode_backend == GENERIC_BACKEND:
+        return other, f"{shared} steps of the {other} arm ran the candidate's path, so nothing was compared"
+    return name, ""
 
 
 def stopper(done: Sequence[GateDoc], gate: Gate, *, keep_going: bool) -> GateDoc | None:

@@ -41,6 +41,10 @@ def make_keys(path: Path) -> Path:
         UsageError: a file of that name exists already, or cannot be written.
     """
     public = public_path(path)
+    # Of both, before either is written: a new public key beside an older private one would verify nothing.
+    for taken in (path, public):
+        if taken.exists():
+            raise _taken(taken)
     key = Ed25519PrivateKey.generate()
     secret = os.environ.get(PASSPHRASE)
     encryption: KeySerializationEncryption = BestAvailableEncryption(secret.encode()) if secret else NoEncryption()
@@ -97,6 +101,10 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
     except FileExistsError as error:
-        raise UsageError(f"{str(path)!r} exists already; a key is never overwritten, choose another name") from error
+        raise _taken(path) from error
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or one_line(error)}") from error
+
+
+def _taken(path: Path) -> UsageError:
+    return UsageError(f"{str(path)!r} exists already; a key is never overwritten, choose another name")

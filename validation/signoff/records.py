@@ -12,6 +12,8 @@ from validation.records.record import RunRecord
 from validation.signoff.policy import Policy
 from validation.signoff.ruling import Outcome, Ruling
 
+_ARMS = ("baseline", "candidate")
+
 
 def record_rulings(policy: Policy, records: Sequence[RunRecord], day: date) -> Iterator[Ruling]:
     """Rulings about each record, what they share, and the profiles asked for. None of them can be waived."""
@@ -30,6 +32,10 @@ def _record_ruling(policy: Policy, record: RunRecord, day: date) -> Ruling:
         return Ruling(
             subject, Outcome.NO_GO, f"faults were injected on purpose: {names}; it says nothing about the candidate"
         )
+    if _one_arm(record):
+        return Ruling(
+            subject, Outcome.NO_GO, "both arms are one: the same backend of the same thing; nothing was compared"
+        )
     if record.status != "finished":
         return Ruling(subject, Outcome.INCONCLUSIVE, "the run is not finished; resume it")
     if record.environment.git_dirty and not policy.allow_uncommitted:
@@ -47,6 +53,14 @@ def _record_ruling(policy: Policy, record: RunRecord, day: date) -> Ruling:
     return Ruling(
         subject, Outcome.GO, f"profile {stable.profile.name}, finished {record.run.finished}, verdict {verdict}"
     )
+
+
+def _one_arm(record: RunRecord) -> bool:
+    """Whether the arms differ in nothing but their names, neither as configured nor as the target says of each."""
+    arms, said = record.stable.arms, record.stable.target.fingerprint
+    configured = [{key: value for key, value in arms[arm].items() if key not in ("name", "faults")} for arm in _ARMS]
+    told = [{n.removeprefix(f"{arm} "): s for n, s in said.items() if n.startswith(f"{arm} ")} for arm in _ARMS]
+    return configured[0] == configured[1] and told[0] == told[1]
 
 
 def _day(record: RunRecord, what: str, time: str | None) -> date:

@@ -24,7 +24,7 @@ from evals.samples import Request, Sample
 from validation.errors import one_line
 from validation.targets.base import ArmConfig, Capability, TargetError
 from validation.targets.openai_arm import OpenAIArm
-from validation.targets.openai_evidence import SPECIALIZED, Evidence, gather
+from validation.targets.openai_evidence import SPECIALIZED, Evidence, gather, place
 from validation.targets.openai_forced import (
     OpenAIForcedDecode,
     can_be_forced,
@@ -213,7 +213,7 @@ class OpenAITarget:
                 time.sleep(self._limits.longest_pause)
 
     def _one_server(self) -> bool:
-        return len({(e.identity["url"], e.identity["model"]) for e in self._evidence.values()}) == 1
+        return len({(place(e.identity["url"]), e.identity["model"]) for e in self._evidence.values()}) == 1
 
     def _one_path(self) -> bool:
         """Whether the baseline's server shows the candidate's sign, though its arm is not asked for that path."""

@@ -12,8 +12,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -68,7 +70,7 @@ async def gather(client: Client, log: str, sign: str) -> Evidence:
         raise EndpointError(f"{endpoint.base}/models gives no list; check the address and the API key")
     try:
         listed = await client.models()
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         raise EndpointDown(f"{endpoint.base}/models cannot be reached ({type(error).__name__})") from None
     names = [str(entry.get("id")) for entry in listed]
     model = endpoint.model or (names[0] if len(names) == 1 else "")
@@ -90,6 +92,16 @@ async def gather(client: Client, log: str, sign: str) -> Evidence:
     return Evidence(
         {name: one_line(value)[:300] for name, value in identity.items()}, shown, why, entry.get("owned_by") == "vllm"
     )
+
+
+def place(url: str) -> tuple[str, int, str]:
+    """Host, port and path of a server's address, with one name for this machine, which has many."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    with contextlib.suppress(ValueError):
+        address = ip_address(host)
+        host = "localhost" if address.is_loopback or address.is_unspecified else str(address)
+    return host, parts.port or (443 if parts.scheme == "https" else 80), parts.path
 
 
 def _configured(info: Mapping[str, Any], metrics: str) -> Iterator[tuple[str, str]]:

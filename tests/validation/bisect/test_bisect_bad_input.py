@@ -182,7 +182,10 @@ def test_a_command_that_destroys_the_worktree_does_not_lead_git_into_the_users_t
     (repo / "untracked.txt").write_text("the user's own file")
     command = [sys.executable, "-S", "-c", "import os; os.remove('.git')"]
     assert main(["bisect", "commits", "--good", "main~3", "--bad", "main", "--", *command]) == 4
-    assert "not a git repository" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "not a git repository" in said
+    assert "go on with: decodegate bisect commits --resume" in said
+    assert said.count("\n") == 1, "no traceback"
     assert (repo / "verdict.txt").read_text() == "the user's own change"
     assert (repo / "untracked.txt").read_text() == "the user's own file"
 

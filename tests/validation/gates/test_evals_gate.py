@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -188,6 +189,32 @@ def test_a_target_that_answers_chats_is_asked_for_samples() -> None:
     assert [arm.name for arm in GATE.arms(asked)] == ["baseline", "candidate"]
     results = {unit.id: GATE.measure(unit, asked) for unit in GATE.plan(asked)}
     assert GATE.judge(results, asked).verdict is Verdict.PASS
+
+
+def test_a_server_that_lost_its_own_path_in_mid_run_fails() -> None:
+    """Restarted without its backend: the units before showed the sign, those after do not."""
+    asked = Context(Servers(), ArmConfig("baseline"), context(SIX).candidate, 7, SIX)  # type: ignore[arg-type]
+    unit = {**GATE.measure(GATE.plan(asked)[0], asked), "paths": {"specialized": 4, "generic": 2}}
+    judged = GATE.judge({"x": {**unit, "fallbacks": {"no sign": 2}}}, asked)
+    assert judged.verdict is Verdict.FAIL
+    assert "2 of 6 answers of the candidate are not of its own path (no sign: 2)" in judged.summary
+    engine = replace(asked, target=embedded())
+    assert GATE.judge({"x": {**unit, "fallbacks": {"prefill": 2}}}, engine).verdict is Verdict.PASS
+
+
+def test_what_makes_a_bound_wider_than_its_pairs_is_said() -> None:
+    task = load_task("aime25", items=30, seed=7)
+    samples = []
+    for request in plan_requests([task], 4, 7):
+        for arm in ARMS:
+            error = "HTTP 500" if arm == "candidate" and request.key.endswith("-0/0") else ""
+            text = f"\\boxed{{{task.expected(request.item, 0)}}}"
+            samples.append(Sample(arm=arm, request=request, response=Response(text=text, error=error)))
+    judged = result("evals", judge_samples(samples, [task], JudgeSettings({"aime25": 0.02})))
+    assert judged.verdict is Verdict.INCONCLUSIVE
+    assert "repeats of the baseline and candidate are one answer, so items count" in judged.summary
+    assert "1 errors of the candidate alone count as lost" in said(judged)
+    assert "repeats are one answer: more items are needed" in said(judged)
 
 
 HOSTILE = {

@@ -150,6 +150,9 @@ def test_a_history_that_is_not_there_is_never_a_check_that_passed(decodegate: Co
     assert decodegate("history", "trend", "--check", "--db", str(lost)) == 0
     assert decodegate("history", "trend", "--check", "--db", str(lost), "--profile", "another") == 2
     assert "no run to check" in decodegate.err
+    for asked in (("--metric", "wurst"), ("--gate", "errors")):
+        assert decodegate("history", "trend", "--check", "--db", str(lost), *asked) == 2
+        assert f"no run has a figure for {asked[0]} '{asked[1]}'" in decodegate.err
 
 
 @pytest.mark.parametrize(

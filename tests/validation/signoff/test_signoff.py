@@ -86,6 +86,19 @@ def test_a_run_with_faults_put_in_is_never_signed_off(signing: Signing) -> None:
     assert "faults were injected on purpose: toy.column" in signing.command.out
 
 
+def test_a_run_whose_arms_are_one_compared_nothing(signing: Signing) -> None:
+    def alike(document: Any) -> None:
+        arms = document["stable"]["arms"]
+        arms["candidate"] = {**arms["baseline"], "name": "candidate"}
+
+    edited(signing, alike)
+    assert signing.sign() == 1
+    assert "both arms are one" in signing.command.out
+    edited(signing, lambda d: d["stable"]["target"]["fingerprint"].update({"candidate weights_sha256": "other"}))
+    signing.sign()
+    assert "both arms are one" not in signing.command.out, "two checkpoints are two things"
+
+
 def test_records_of_different_things_and_a_partial_run_are_no_go(
     signing: Signing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,10 @@ def test_keys_are_private_never_overwritten_and_may_have_a_passphrase(
 ) -> None:
     private = signing.home / "release.pem"
     assert private.stat().st_mode & 0o077 == 0
+    public = signing.home / "release.pub.pem"
+    public.rename(signing.home / "away.pub.pem")
     assert signing.command("keygen", str(private)) == 2
+    assert not public.exists(), "a public key of another pair would verify nothing"
     monkeypatch.setenv("DECODEGATE_KEY_PASSPHRASE", "secret")
     assert signing.command("keygen", str(signing.home / "locked.pem")) == 0
     assert signing.sign("--key", str(signing.home / "locked.pem")) == 0

@@ -19,6 +19,7 @@ from validation.gates.parity.gate import ParityGate
 from validation.targets.base import ArmConfig, Capability, TargetError
 from validation.targets.openai import OpenAITarget
 from validation.targets.openai_arm import ONE_PATH, UNSHOWN
+from validation.targets.openai_evidence import place
 from validation.targets.registry import load_target
 from validation.verdict import EXIT_USAGE, Verdict
 
@@ -174,6 +175,13 @@ def test_one_server_for_both_arms_is_refused_where_they_are_to_differ(baseline: 
     target.open(AS_IT_IS)
 
 
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.2", "[::1]", "0.0.0.0"])
+def test_another_name_of_this_machine_is_no_other_server(name: str) -> None:
+    assert place(f"http://{name}:8000/v1") == place("http://127.0.0.1:8000/v1")
+    assert place(f"http://{name}:8000/v1") != place("http://10.0.0.1:8000/v1")
+    assert place("http://a/v1") == place("http://A:80/v1") != place("https://a/v1")
+
+
 def test_a_server_that_became_another_one_ends_the_run(
     baseline: FakeServer, candidate: FakeServer, tmp_path: Path
 ) -> None:
@@ -199,6 +207,8 @@ def test_a_server_that_became_another_one_ends_the_run(
         ({}, "target.options.baseline: Field required"),
         ({"baseline": {"url": "ftp://x"}, "candidate": {"url": "http://x"}}, "is not an address"),
         ({"baseline": {"url": "http://127.0.0.1:9"}, "candidate": {"url": "http://127.0.0.1:9"}}, "cannot be reached"),
+        ({"baseline": {"url": "http://a..b"}, "candidate": {"url": "http://x"}}, "cannot be reached"),
+        ({"baseline": {"url": "http://\u00e4..b"}, "candidate": {"url": "http://x"}}, "cannot be reached"),
     ],
 )
 def test_bad_options_are_one_line(options: dict[str, Any], message: str) -> None:
@@ -294,6 +304,14 @@ def test_compare_fails_closed_where_the_sign_is_missing(tmp_path: Path) -> None:
     assert UNSHOWN in json.dumps(record["stable"]["gates"])
 
 
+def test_compare_refuses_a_sign_of_what_it_is_not_to_look_for(
+    tmp_path: Path, baseline: FakeServer, candidate: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = compare(tmp_path, baseline, candidate, "--backend", "any", "--sign", "own kernels ran")
+    assert code == EXIT_USAGE
+    assert "leave one of them out" in capsys.readouterr().err
+
+
 def test_compare_refuses_a_server_that_could_show_nothing(
     tmp_path: Path, baseline: FakeServer, candidate: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -377,6 +395,16 @@ def test_a_server_that_leaves_the_given_tokens_is_not_judged_by_parity() -> None
     assert target.capabilities == {Capability.CONVERSE}
     with pytest.raises(TargetError, match="unless you start it with --max-logprobs -1"):
         target.open(BASELINE).forced_decode([[1, 2]], 1)
+
+
+@pytest.mark.parametrize("told", [[], [None] * 3, [{}] * 3, None])
+def test_a_server_that_tells_no_log_probabilities_is_not_judged_by_parity(told: Any) -> None:
+    def silent(asked: dict[str, Any]) -> dict[str, Any]:
+        tokens = [f"token_id:{token}" for token in asked["vllm_xargs"]["decodegate_forced"]]
+        return {"choices": [{"text": "", "logprobs": {"tokens": tokens, "top_logprobs": told}}]}
+
+    with serving(forceable()) as a, serving(FakeServer(answer=silent, owned_by="vllm")) as b:
+        assert target_of(a, b).capabilities == {Capability.CONVERSE}
 
 
 def test_api_keys_are_in_no_file_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

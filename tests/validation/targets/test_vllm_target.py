@@ -121,6 +121,22 @@ def test_an_own_path_that_vllm_shows_is_judged_by_its_logits(tmp_path: Path) -> 
     assert (good.verdict, bad.verdict) == (Verdict.PASS, Verdict.FAIL)
 
 
+@pytest.mark.parametrize("additional", [{"decode_backend": "latency_specialized"}, "x"])
+@pytest.mark.parametrize("place", ["engine", "candidate"])
+def test_the_backend_is_the_arms_to_say_and_not_the_engines(tmp_path: Path, place: str, additional: Any) -> None:
+    """Else both arms could run one path, and nothing would be compared."""
+    engine = {"additional_config": additional}
+    with pytest.raises(TargetError, match="a table without decode_backend"):
+        target_of(checkpoint(tmp_path / "m"), **{place: engine if place == "engine" else {"engine": engine}})
+
+
+def test_other_additional_configuration_goes_on_with_the_backend(tmp_path: Path) -> None:
+    target = target_of(checkpoint(tmp_path / "m"), engine={"additional_config": {"other": 1}})
+    arm = target.open(ArmConfig("candidate", decode_backend="latency_specialized"))
+    assert isinstance(arm, VllmArm)
+    assert arm._engine["additional_config"] == {"other": 1, "decode_backend": "latency_specialized"}
+
+
 def test_the_builtin_decode_can_be_judged_against_vllm(tmp_path: Path) -> None:
     """Here against the stand-in, which is no K3: so it fails, by finite figures."""
     options = {"candidate_kind": "builtin", "prepare": "fake_prepare:prepare"}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from validation.errors import UsageError, one_line
+from validation.errors import MachineryError, UsageError, one_line
 
 # The user's hooks must not run for our checkouts, and nothing may collect garbage meanwhile.
 _ALWAYS = ("-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "advice.detachedHead=false")
@@ -19,7 +19,7 @@ _LONGEST_CALL = 600
 """Seconds that one git command may take; a checkout of a large tree takes a minute."""
 
 
-class GitError(RuntimeError):
+class GitError(MachineryError):
     """A git command that failed: what was asked, and git's own words."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from validation.bisect.commits.bayes import GUESSED_WRONG, Standing, standing
-from validation.bisect.commits.git import bisect, first_parents, git, parent, worktree
+from validation.bisect.commits.git import GitError, bisect, first_parents, git, parent, worktree
 from validation.bisect.commits.state import Answer, Method, Outcome, State, write_state
 from validation.bisect.commits.trial import run_trial
 from validation.errors import RunInterrupted, UsageError
@@ -41,6 +41,7 @@ class CommitSearch:
 
         Raises:
             UsageError: the command said that it makes no sense to go on, or an end cannot be judged.
+            GitError: git could not do what it was asked to.
             RunInterrupted: after KeyboardInterrupt, with every verdict so far kept.
         """
         question = self.state.question
@@ -57,6 +58,8 @@ class CommitSearch:
                 answer = Answer(verdict=Verdict.INCONCLUSIVE, summary=f"{runs} runs were not enough; {more}")
             except UsageError as error:
                 raise UsageError(f"{error}; once it is mended, go on with: {self.resume_command()}") from error
+            except GitError as error:
+                raise GitError(f"{error}; once it is mended, go on with: {self.resume_command()}") from error
             except KeyboardInterrupt:
                 raise RunInterrupted(f"interrupted; go on with: {self.resume_command()}") from None
             self.state = self.state.model_copy(update={"answer": answer})

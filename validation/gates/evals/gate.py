@@ -110,11 +110,21 @@ def _steps(results: Mapping[str, dict[str, Json]], kind: str) -> Counter[str]:
 
 
 def _not_its_path(results: Mapping[str, dict[str, Json]], context: Context) -> list[Finding]:
-    """The candidate decoded by the generic path alone, so its answers say nothing about its own."""
+    """The candidate decoded by the generic path alone, so its answers say nothing about its own.
+
+    An engine's steps fall back one by one, as they should. A server that shows no sign any more was started otherwise.
+    """
     same = context.candidate.decode_backend == context.baseline.decode_backend
-    if same or not results or _steps(results, "paths")["specialized"]:
+    paths, fallbacks = _steps(results, "paths"), _steps(results, "fallbacks")
+    lost = fallbacks.total() if Capability.CONVERSE in context.target.capabilities else 0
+    if same or not results or (paths["specialized"] and not lost):
         return []
-    reasons = ", ".join(f"{why}: {n}" for why, n in sorted(_steps(results, "fallbacks").items())) or "it is not on"
+    reasons = ", ".join(f"{why}: {n}" for why, n in sorted(fallbacks.items())) or "it is not on"
+    if paths["specialized"]:
+        said = (
+            f"{lost} of {paths.total()} answers of the candidate are not of its own path ({reasons}); start a new run"
+        )
+        return [Finding("plan", said)]
     return [Finding("plan", f"the candidate ran no specialised step ({reasons}); nothing was judged")]
 
 

@@ -51,7 +51,8 @@ def _line(name: str, task: TaskJudgement) -> str:
     if not task.decision or not task.design:
         return f"{name}: not valid ({task.invalid[0]})"
     decision, n = task.decision, len(task.scored)
-    said = f"{name}: damage {points(decision.damage)}, at most {points(decision.upper)} points (n = {n})"
+    counted = f"n = {n}{_repeated(task)}{_errors(task)}"
+    said = f"{name}: damage {points(decision.damage)}, at most {points(decision.upper)} points ({counted})"
     margin = f"the margin of {points(decision.margin).lstrip('+')}"
     if decision.outcome is Outcome.GO:
         return f"{said}, within {margin}"
@@ -60,8 +61,20 @@ def _line(name: str, task: TaskJudgement) -> str:
     return f"{said}, undecided at {margin} ({_needed(task)})"
 
 
+def _repeated(task: TaskJudgement) -> str:
+    """Whose repeats are one answer, so that the items count and not the pairs."""
+    return f"; repeats of the {' and '.join(task.repeating)} are one answer, so items count" if task.repeating else ""
+
+
+def _errors(task: TaskJudgement) -> str:
+    """How many errors of the candidate alone the upper bound holds for lost answers."""
+    return f"; {len(task.unanswered)} errors of the candidate alone count as lost" if task.unanswered else ""
+
+
 def _needed(task: TaskJudgement) -> str:
     assert task.design is not None
+    if task.repeating:
+        return "repeats are one answer: more items are needed"
     if task.design.repeats_needed is None:
         return "items differ too much for any number of repeats: more items are needed"
     return f"equal arms need {task.design.repeats_needed} repeats, this were {task.repeats}"
@@ -75,7 +88,7 @@ def _findings(task: TaskJudgement, judged: Judgement) -> Iterator[Finding]:
         yield Finding(name, _beyond(task.decision), name)
     if task.decision and task.decision.outcome is Outcome.UNDECIDED:
         bounds = f"between {points(task.decision.lower)} and {points(task.decision.upper)} points"
-        yield Finding(name, f"undecided: the damage is {bounds}; {_needed(task)}", name)
+        yield Finding(name, f"undecided: the damage is {bounds}{_errors(task)}; {_needed(task)}", name)
 
 
 def _beyond(decision: Decision) -> str:
@@ -161,7 +174,10 @@ def validity(tasks: Sequence[TaskJudgement]) -> Table:
             fates = [task.fates[arm].get(fate, 0) for fate in (Fate.OK, *INVALID)]
             rows.append([task.task.name, arm, *fates, task.task.max_tokens, task.echoed])
     header = ["eval", "arm", *(fate.value for fate in (Fate.OK, *INVALID)), "cap (tokens)", "parameters echoed"]
-    caption = "Answers by what became of them; a wrong answer is ok here. Errors are left out of scores, in pairs."
+    caption = (
+        "Answers by what became of them; a wrong answer is ok here. Errors are left out of scores, in pairs; those of "
+        "the candidate alone count as lost answers in the upper bound."
+    )
     return Table("Validity", header, rows, caption)
 
 
