@@ -76,8 +76,9 @@ def _mix(p: Bounded, case: Case, contract: Contract) -> tuple[Bounded, Bounded]:
 def _quadratic_form_error(parts: Bounded, inverse: Bounded) -> Tensor:
     """Error of sum (b + w p)^2 computed as b b + 2 w b p + w w p p, with b the mix of the blocks, in [n, 1].
 
-    Each of the three sums and their two additions are exact to a few roundings of their own size, which may be far
-    above that of their total.
+    Each of the three sums is exact to its own error, and passes through eight roundings of its own size at most, which
+    may be far above that of their total: two products with w, two additions, and the inverse squared and multiplied by,
+    once more for the inverse's own rounding, twice as it is squared.
     """
     b, wp = fp.total(parts[:, :-1], 1), parts[:, -1]
     pieces = (fp.dot(b, b, keepdim=True), fp.dot(b, wp, keepdim=True), fp.dot(wp, wp, keepdim=True))

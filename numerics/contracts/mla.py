@@ -155,7 +155,8 @@ def _running_top(scores: Tensor) -> Tensor:
 
 
 def _join(own_top: Tensor, top: Tensor, mass: Bounded) -> Bounded:
-    """Weight exp(own_top - top) of a split. It comes from log-sum-exps, each rounded at its own size, in base 2."""
+    """Weight exp(own_top - top) of a split. It comes from two log-sum-exps in base 2, each of which is rounded twice at
+    its own size: where the logarithm is added to the largest score, and where the other one is subtracted."""
     lse = (own_top.abs() + mass.value.log().abs()) / math.log(2)
     relative = fp.U * (4.0 * lse + fp.ELEMENTARY_ULPS)
     value = (own_top - top).exp()

@@ -24,6 +24,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 """The families of every op. Each op's first is plain random."""
 
+BRANCHES = linear.BRANCHES
+"""Those of them that come at every batch bin, by op."""
+
 _BUILDERS: dict[str, Callable[[Draw, Dims, str, int], dict[str, Any]]] = {
     op: getattr(module, op) for module in (linear, kda, mla, mla_dcp, moe) for op in module.FAMILIES
 }
@@ -54,6 +57,7 @@ def make_case(op: str, dims: Dims, family: str, rows: int, seed: int) -> dict[st
 
 
 __all__ = [
+    "BRANCHES",
     "FAMILIES",
     "GARBAGE",
     "K3_SHARD_8",

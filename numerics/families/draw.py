@@ -39,6 +39,12 @@ class Draw:
         """bfloat16, normal before rounding."""
         return bf16(self.normal(*shape, std=std, mean=mean))
 
+    def norm_weight(self, width: int) -> Tensor:
+        """bfloat16, about 1 and, in every eighth channel, -1."""
+        weight = self.bf16(width, std=0.1, mean=1.0)
+        weight[::8] *= -1
+        return weight
+
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """float32, uniform in [low, high)."""
         return torch.rand(*shape, generator=self.generator) * (high - low) + low

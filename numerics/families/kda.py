@@ -30,7 +30,8 @@ class Kind:
     """How a family's tokens look. `dt`: range of dt_bias, so decay; `rank`: number of different keys (0:
     all differ); `beta`: mean and deviation of the raw beta; `history`: tokens before the case; `faint`:
     factor on q and k of the heads of even index, whose norms then meet the constant under their root; `rate`: range of
-    A_log, of which a head has one."""
+    A_log, of which a head has one; `loud`: factor on q, k, v and the output gate
+    of the heads of odd index."""
 
     dt: tuple[float, float]
     rank: int = 0
@@ -38,6 +39,7 @@ class Kind:
     history: int = 24
     faint: float = 1.0
     rate: tuple[float, float] = (-0.3, 0.3)
+    loud: float = 1.0
 
 
 KINDS = {
@@ -47,7 +49,8 @@ KINDS = {
     "decay_near_one": Kind(dt=(-16.0, -13.0), history=48),
     "decay_at_bound": Kind(dt=(10.0, 14.0)),
     "subnormals": Kind(dt=(-2.0, 3.0)),
-    "faint_keys": Kind(dt=(-2.0, 3.0), faint=2.0**-12, rate=(-2.0, 2.8)),
+    # Beyond 88 an exponential overflows in FP32, and a gate is open or shut.
+    "faint_keys": Kind(dt=(-2.0, 3.0), faint=2.0**-12, rate=(-2.0, 2.8), loud=64.0),
 }
 
 
@@ -74,8 +77,10 @@ class Stream:
             q.view(n, self.h, self.d)[:, ::2] *= self.kind.faint
             k.view(n, self.h, self.d)[:, ::2] *= self.kind.faint
         mean, deviation = self.kind.beta
-        rest = [draw.normal(n, D), draw.normal(n, D, mean=1.0), draw.normal(n, self.d)]
-        return bf16(torch.cat([q, k, *rest, draw.normal(n, self.h, std=deviation, mean=mean)], dim=1))
+        v, gate, f_a = draw.normal(n, D), draw.normal(n, D, mean=1.0), draw.normal(n, self.d)
+        for x in (q, k, v, gate):
+            x.view(n, self.h, self.d)[:, 1::2] *= self.kind.loud
+        return bf16(torch.cat([q, k, v, gate, f_a, draw.normal(n, self.h, std=deviation, mean=mean)], dim=1))
 
     def history(self, draw: Draw) -> tuple[Tensor, Tensor]:
         """Conv window [3D, 3] and state [h, d, d], both float64, after `kind.history` tokens from an empty
@@ -175,7 +180,7 @@ def stream_of(draw: Draw, dims: Dims, family: str, rows: int) -> Stream:
         "A_log": draw.uniform(*kind.rate, h),
         "dt_bias": draw.uniform(*kind.dt, D),
         "lower_bound": turned(draw, rows, LOWER_BOUND),
-        "norm_weight": draw.bf16(d, std=0.1, mean=1.0),
+        "norm_weight": draw.norm_weight(d),
     }
     return Stream(weights, kind, keys, h, d)
 

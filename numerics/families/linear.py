@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from numerics.families.constants import EPS, turned
 from numerics.families.dims import Dims
 from numerics.families.draw import Draw
 
 FAINT = 2.0**-8
 """Factor that takes mean squares of magnitude 1 to about 1e-5, where a norm's constant decides."""
+BEYOND_FP16 = 2.0**24
+"""Factor that takes values of about 1, and sums that nearly cancel, beyond what FP16 holds. A power of two: nothing
+else changes."""
+OUTLIER = 1000.0
+"""Size of the channels that trained residual streams have among those of about 1."""
+PIT = -200.0
+"""Score of every source of the `pits` families: below what exp holds in FP32, so that only a softmax that subtracts its
+own maximum leaves anything."""
+BRANCHES = {"attn_res": ("first_layer", "final"), "output_mix": ("block_write",)}
+"""Families that take another way through the op, as one layer in many does at every step: they come at every bin."""
 
 
 def product_inputs(draw: Draw, family: str, rows: int, K: int, *out: int) -> tuple[Any, list[Any]]:
@@ -34,20 +42,21 @@ def product_inputs(draw: Draw, family: str, rows: int, K: int, *out: int) -> tup
 
 def projection(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     x, (weight,) = product_inputs(draw, family, rows, dims["hidden_size"], dims["projection_size"])
-    return {"x": x, "weight": weight}
+    return {"x": x * BEYOND_FP16 if family == "cancelling" else x, "weight": weight}
 
 
 def rms_norm(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
-    """`outliers`: one channel in 64 is 1000 times as large, as in trained residual streams."""
+    """`outliers`: one channel in 64 is 1000 times as large, as in trained residual streams; all beyond FP16's range."""
     H = dims["hidden_size"]
     x = draw.bf16(rows, H)
     if family == "outliers":
-        x[:, draw.one(0, 64) :: 64] *= 1000.0
+        x[:, draw.one(0, 64) :: 64] *= OUTLIER
+        x *= BEYOND_FP16
     elif family == "faint":
         x *= FAINT
     elif family == "subnormals":
         x = draw.with_subnormals(x)
-    return {"x": x, "weight": draw.bf16(H, std=0.1, mean=1.0), "eps": turned(draw, rows, EPS)}
+    return {"x": x, "weight": draw.norm_weight(H), "eps": turned(draw, rows, EPS)}
 
 
 def rank_partials(draw: Draw, family: str, name: str, ranks: int, rows: int, width: int) -> dict[str, Any]:
@@ -62,12 +71,14 @@ def rank_partials(draw: Draw, family: str, name: str, ranks: int, rows: int, wid
 
 
 def all_reduce(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
-    return rank_partials(draw, family, "y", dims["ranks"], rows, dims["hidden_size"])
+    partials = rank_partials(draw, family, "y", dims["ranks"], rows, dims["hidden_size"])
+    return {name: y * BEYOND_FP16 if family == "cancelling" else y for name, y in partials.items()}
 
 
 def attn_res(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
-    """`peaked`: source logits of +-30. `equal_sources`: all sources alike, an exact tie. `first_layer`: no
-    blocks, no delta. `full`: every block in use. `final`: no output norm. Blocks not in use hold garbage."""
+    """`peaked`: source logits of +-30. `pits`: all of about -200. `equal_sources`: all blocks alike, an exact tie.
+    `first_layer`: no blocks, no delta. `full`: every block in use. `final`: no output norm. Blocks not in use hold
+    garbage."""
     case = _mix_inputs(draw, dims, family, rows)
     if family == "equal_sources":
         case["blocks"][:, : case["num_blocks"]] = case["prefix"][:, None]
@@ -89,7 +100,7 @@ def attn_res(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
 
 def output_mix(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     """`block_write`: the output starts a new prefix; the old one, garbage here, must not be read. `idle_rank`: the last
-    of several ranks owns no heads, so its input has no columns."""
+    of several ranks owns no heads, so its input has no columns. `pits`: source logits of about -200."""
     ranks, K, H = dims["ranks"], dims["num_attention_heads"] * dims["v_head_dim"], dims["hidden_size"]
     case = _mix_inputs(draw, dims, family, rows)
     for r in range(ranks):
@@ -113,21 +124,27 @@ def _mix_inputs(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any
         # Later blocks sum more layers and are larger, so weights and sources cannot be swapped unseen.
         blocks[:, s] = draw.bf16(rows, H, std=0.5 + 0.5 * s)
     spread = 30.0 if family == "peaked" else 1.5
-    return {
+    case: dict[str, Any] = {
         "prefix": draw.bf16(rows, H),
         "blocks": blocks,
         "num_blocks": num_blocks,
-        "norm_weight": draw.bf16(H, std=0.1, mean=1.0),
+        "norm_weight": draw.norm_weight(H),
         "query_weight": draw.bf16(H, std=spread * H**-0.5),
         "eps": turned(draw, rows, EPS),
-        "out_norm_weight": draw.bf16(H, std=0.1, mean=1.0).to(torch.bfloat16),
+        "out_norm_weight": draw.norm_weight(H),
     }
+    if family == "pits":
+        # One channel that is far larger than the rest has about sqrt(H) of every normalised source.
+        loud = int(case["norm_weight"].argmax())
+        case["prefix"][:, loud], blocks[:, :num_blocks, loud] = OUTLIER, OUTLIER
+        case["query_weight"][loud] = PIT * H**-0.5
+    return case
 
 
 FAMILIES = {
     "projection": ("iid", "cancelling", "subnormals"),
     "rms_norm": ("iid", "outliers", "faint", "subnormals"),
     "all_reduce": ("iid", "cancelling", "subnormals"),
-    "attn_res": ("iid", "peaked", "equal_sources", "first_layer", "full", "final", "faint", "subnormals"),
-    "output_mix": ("iid", "block_write", "full", "idle_rank", "cancelling", "faint", "subnormals"),
+    "attn_res": ("iid", "peaked", "equal_sources", "first_layer", "full", "final", "faint", "subnormals", "pits"),
+    "output_mix": ("iid", "block_write", "full", "idle_rank", "cancelling", "faint", "subnormals", "pits"),
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 from numerics.families.constants import EPS, SCALES, TEMPER, turned
 from numerics.families.dims import Dims
 from numerics.families.draw import Draw
-from numerics.families.linear import FAINT
+from numerics.families.linear import BEYOND_FP16, FAINT
 from numerics.formats import E4M3_MAX, bf16, e4m3_encode
 
 PEAK_SCORE = 18.0
@@ -66,7 +66,7 @@ def mla_query(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     C, R, nope = dims["kv_lora_rank"], dims["qk_rope_head_dim"], dims["qk_nope_head_dim"]
     page = dims["page_size"]
     a = draw.bf16(rows, r + C + R)
-    kv_norm_weight = draw.bf16(C, std=0.1, mean=1.0)
+    kv_norm_weight = draw.norm_weight(C)
     q_b, w_uk = draw.bf16(h * (nope + R), r, std=r**-0.5), draw.bf16(h, nope, C, std=nope**-0.5)
     if family == "saturating_fp8":
         kv_norm_weight[:8] *= LOUD
@@ -86,7 +86,7 @@ def mla_query(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
         positions[null] = draw.one(0, page)
     return {
         "a": a,
-        "q_norm_weight": draw.bf16(r, std=0.1, mean=1.0),
+        "q_norm_weight": draw.norm_weight(r),
         "kv_norm_weight": kv_norm_weight,
         "eps": turned(draw, rows, EPS),
         "q_b": q_b,
@@ -122,11 +122,11 @@ def mla_attend_sequence(draw: Draw, dims: Dims, family: str, rows: int) -> dict[
 
 
 def mla_value(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
-    """`saturated_gates`: gates of +-30, where the sigmoid is 0 or 1 to FP32."""
+    """`saturated_gates`: gates of +-30, where the sigmoid is 0 or 1 to FP32, on latents beyond what FP16 holds."""
     h, C, v = dims["num_attention_heads"], dims["kv_lora_rank"], dims["v_head_dim"]
     latent, gate = draw.bf16(rows, h, C), draw.bf16(rows, h * v)
     if family == "saturated_gates":
-        gate = bf16(gate.float() * 30)
+        latent, gate = latent * BEYOND_FP16, bf16(gate.float() * 30)
     elif family == "subnormals":
         latent, gate = draw.with_subnormals(latent), draw.with_subnormals(gate)
     return {"latent": latent, "w_uv": draw.bf16(h, C, v, std=C**-0.5), "gate": gate}

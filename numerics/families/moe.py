@@ -127,7 +127,7 @@ def moe_tail(draw: Draw, dims: Dims, family: str, rows: int) -> dict[str, Any]:
     return {
         **rank_partials(draw, family, "latent", ranks, rows, L),
         **rank_partials(draw, family, "shared", ranks, rows, H),
-        "norm_weight": draw.bf16(L, std=0.1, mean=1.0),
+        "norm_weight": draw.norm_weight(L),
         "up_weight": draw.bf16(H, L, std=L**-0.5),
         "eps": turned(draw, rows, EPS),
     }

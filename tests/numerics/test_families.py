@@ -118,6 +118,49 @@ class TestCases:
             make_case("experts", {**MINI, "experts_held": 3}, "iid", 1, 0)
 
 
+class TestRanges:
+    @pytest.mark.parametrize(
+        ("op", "name"),
+        [
+            ("rms_norm", "weight"),
+            ("attn_res", "out_norm_weight"),
+            ("output_mix", "norm_weight"),
+            ("kda_step", "norm_weight"),
+            ("mla_query", "kv_norm_weight"),
+            ("mla_query", "q_norm_weight"),
+            ("moe_tail", "norm_weight"),
+        ],
+    )
+    def test_weights_of_norms_have_both_signs(self, op: str, name: str) -> None:
+        weight = make_case(op, TINY, FAMILIES[op][0], 1, 0)[name]
+        assert bool((weight < 0).any())
+        assert bool((weight > 0).any())
+
+    @pytest.mark.parametrize(
+        ("op", "family", "output"),
+        [
+            ("projection", "cancelling", "y"),
+            ("all_reduce", "cancelling", "y"),
+            ("mla_value", "saturated_gates", "y"),
+        ],
+    )
+    def test_some_results_are_beyond_fp16(self, op: str, family: str, output: str) -> None:
+        assert float(ORACLES[op](make_case(op, MINI, family, 2, 0))[output].abs().max()) > torch.finfo(torch.half).max
+
+    @pytest.mark.parametrize("op", ["attn_res", "output_mix"])
+    def test_fp32_holds_no_exponential_of_a_score_in_a_pit(self, op: str) -> None:
+        case = make_case(op, MINI, "pits", 4, 0)
+        sources = torch.cat([case["blocks"][:, : case["num_blocks"]], case["prefix"][:, None]], 1).double()
+        normed = sources * (sources.square().mean(-1, keepdim=True) + case["eps"]).rsqrt()
+        scores = normed @ (case["norm_weight"].double() * case["query_weight"].double())
+        assert float(scores.max().float().exp()) == 0.0
+
+    def test_a_head_of_two_is_so_loud_that_an_exponential_overflows(self) -> None:
+        case = make_case("kda_step", TINY, "faint_keys", 4, 0)
+        v = case["proj"][case["slots"] > 0, 2 * 64 : 3 * 64].float().view(-1, 2, 32)
+        assert float(v[:, 1].abs().max()) > 88 > float(v[:, 0].abs().max())
+
+
 class TestPools:
     @pytest.mark.parametrize("family", FAMILIES["kda_step"])
     def test_slots_are_scattered_beyond_the_batch_with_null_rows_the_last_among_them(self, family: str) -> None:

@@ -134,3 +134,31 @@ def _autotune(ops: Ops) -> Any:
         return step(**case)
 
     return faulty
+
+
+@STEP(
+    "kda-nan-state-hidden",
+    "the state is stored with zeros for NaNs: the next step of the request looks healthy",
+    kind=Kind.MASK,
+    sources="kind of M22",
+    missed_by="outputs, which are NaN",
+)
+def _state_cleaned(op: Any, *, state: Tensor, slots: Tensor, **rest: Any) -> Any:
+    y = op(state=state, slots=slots, **rest)
+    own = slots[slots > 0]
+    state[own] = state[own].nan_to_num()
+    return y
+
+
+@STEP(
+    "kda-nan-in-other-states",
+    "states are stored by a product with zeros and ones: one request's NaN reaches all others'",
+    kind=Kind.MASK,
+    sources="kind of M22",
+    missed_by="outputs of that step; finite rows",
+)
+def _state_spread(op: Any, *, state: Tensor, slots: Tensor, **rest: Any) -> Any:
+    y = op(state=state, slots=slots, **rest)
+    own = slots[slots > 0]
+    state[own] = state[own] + 0.0 * state[own].sum(0)
+    return y

@@ -16,6 +16,11 @@ def as_if_first(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, x.stride(), 0)
 
 
+def as_if_side_by_side(x: Tensor) -> Tensor:
+    """What a kernel reads that takes the outer stride of a 3-D `x` for as many inner ones as it has entries."""
+    return x.as_strided(x.shape, (x.shape[1] * x.stride(1), *x.stride()[1:]), x.storage_offset())
+
+
 def wrapped(index: Tensor, stride: int, bits: int = 32) -> Tensor:
     """The index that `index * stride` leads to in so many bits, two's complement; a negative one ends in the pool."""
     half = 2 ** (bits - 1)

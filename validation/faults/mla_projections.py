@@ -11,6 +11,7 @@ from torch import Tensor
 from numerics.formats import bf16
 from validation.faults.base import Kind
 from validation.faults.layer import Layer
+from validation.faults.memory import as_if_side_by_side
 
 LAYER = Layer("MLA projections")
 
@@ -100,3 +101,25 @@ def _heads(op: Any, *, w_uv: Tensor, **rest: Any) -> Any:
 def _unrounded(op: Any, *, latent: Tensor, w_uv: Tensor, gate: Tensor) -> Any:
     value = torch.einsum("nhc,hcv->nhv", latent.float(), w_uv.float()).flatten(1)
     return bf16(value * torch.sigmoid(gate.float()))
+
+
+@VALUE(
+    "mla-value-rows-side-by-side",
+    "stride of a row of the latent taken for its heads'",
+    kind=Kind.LAYOUT,
+    sources="kind of M15",
+    missed_by="heads of one rank; gaps between heads alone",
+)
+def _side_by_side(op: Any, *, latent: Tensor, **rest: Any) -> Any:
+    return op(latent=as_if_side_by_side(latent), **rest)
+
+
+@VALUE(
+    "mla-value-gate-nan-hidden",
+    "a gate that is NaN is shut",
+    kind=Kind.MASK,
+    sources="kind of M22",
+    missed_by="rows that are all NaN",
+)
+def _shut(op: Any, *, gate: Tensor, **rest: Any) -> Any:
+    return op(gate=torch.where(gate.isnan(), -30.0, gate), **rest)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from validation.faults.base import Kind
 from validation.faults.layer import Layer
-from validation.faults.memory import as_if_dense, wrapped
+from validation.faults.memory import as_if_dense, as_if_side_by_side, wrapped
 
 LAYER = Layer("MLA cache rows")
 
@@ -104,3 +104,45 @@ def _dcp_int32(op: Any, *, block_table: Tensor, cache: Any, **rest: Any) -> Any:
 )
 def _dense(op: Any, *, a: Tensor, **rest: Any) -> Any:
     return op(a=as_if_dense(a), **rest)
+
+
+@QUERY(
+    "mla-nan-row-hidden",
+    "clamped by a minimum and a maximum that drop a NaN: the latent is stored as the largest number",
+    kind=Kind.MASK,
+    sources="kind of M22",
+    missed_by="queries, which are NaN; a cast of what is not normalised",
+)
+def _row_cleaned(op: Any, *, cache: Tensor, w_uk: Tensor, **rest: Any) -> Any:
+    q, latent = op(cache=cache, w_uk=w_uk, **rest), cache[..., : w_uk.shape[2]]
+    if cache.dtype == torch.uint8:
+        latent[latent & 0x7F == 0x7F] = 0x7E
+    else:
+        latent.copy_(latent.nan_to_num())
+    return q
+
+
+@QUERY(
+    "mla-row-padding-zeroed",
+    "the last vector of a row is stored whole, with zeros behind the row",
+    kind=Kind.OWNERSHIP,
+    sources="kind of M50",
+    missed_by="dense caches; gaps that hold zeros",
+)
+def _padding_zeroed(op: Any, *, cache: Tensor, **rest: Any) -> Any:
+    q, width = op(cache=cache, **rest), cache.shape[2]
+    if cache.stride(1) > width:
+        first = cache.storage_offset() + width
+        cache.as_strided((1, cache.stride(1) - width), (1, 1), first).zero_()
+    return q
+
+
+@ATTEND(
+    "mla-pages-side-by-side",
+    "stride of a page taken for its rows'",
+    kind=Kind.LAYOUT,
+    sources="kind of M15",
+    missed_by="pools of one layer; gaps between rows alone",
+)
+def _side_by_side(op: Any, *, cache: Tensor, **rest: Any) -> Any:
+    return op(cache=as_if_side_by_side(cache), **rest)

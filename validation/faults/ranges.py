@@ -102,3 +102,52 @@ def _fp16(op: Any, *, w13: Any, w2: Any, **rest: Any) -> Any:
 )
 def _rate(op: Any, *, A_log: Tensor, **rest: Any) -> Any:
     return op(A_log=A_log.clamp_max(0.6931), **rest)
+
+
+def lost_below_zero(op: Any, **case: Any) -> Any:
+    """The mix with a largest score that is never below 0: 0 / 0 where FP32 has no exponential of any score."""
+    prefix, mixed = op(**case)
+    if case["num_blocks"]:
+        sources = torch.cat([case["blocks"][:, : case["num_blocks"]], prefix[:, None]], 1).double()
+        normed = sources * (sources.square().mean(-1, keepdim=True) + case["eps"]).rsqrt()
+        scores = normed @ (case["norm_weight"].double() * case["query_weight"].double())
+        mixed[scores.amax(-1) < -104] = torch.nan
+    return prefix, mixed
+
+
+for _op in ("attn_res", "output_mix"):
+    LAYER.op(
+        _op,
+        f"{_op.replace('_', '-')}-max-from-zero",
+        "largest score of the sources starts at 0",
+        sources="kind of M17",
+        missed_by="scores above -87",
+    )(lost_below_zero)
+
+
+@LAYER.part(
+    "kda_step",
+    "delta",
+    "kda-silu-overflows",
+    "silu as x exp(x) / (1 + exp(x)): NaN above 88",
+    sources="kind of M47",
+    missed_by="activations of ordinary size",
+)
+def _silu(delta: Any, S: Tensor, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Any:
+    return delta(S, q, k, torch.where(v > 88.0, torch.nan, v), *gates)
+
+
+FP16_MAX = 65504.0
+
+for _op, _id in (("projection", "projection-fp16"), ("all_reduce", "reduce-fp16"), ("mla_value", "mla-value-fp16")):
+
+    @LAYER.op(
+        _op,
+        f"{_id}-range",
+        "result held to what FP16 holds",
+        kind=Kind.OVERFLOW,
+        sources="kind of M47",
+        missed_by="activations of ordinary size",
+    )
+    def _fp16_range(op: Any, **case: Any) -> Any:
+        return op(**case).clamp(-FP16_MAX, FP16_MAX)

@@ -194,3 +194,25 @@ def _sentinel(op: Any, *, y: Any) -> Any:
         return torch.where((x == 0) & x.signbit(), torch.full_like(x, 1.0), x)
 
     return op(y=[arrived(part) for part in y])
+
+
+@REDUCE(
+    "reduce-nan-of-a-rank-hidden",
+    "a NaN of any rank but the first, taken for a slot that is not written yet, counts as zero",
+    kind=Kind.MASK,
+    sources="kind of M22",
+    missed_by="rows that are NaN on all ranks",
+)
+def _nan_hidden(op: Any, *, y: Any) -> Any:
+    return op(y=[y[0], *(part.nan_to_num() for part in y[1:])])
+
+
+@REDUCE(
+    "reduce-stride-of-first-rank",
+    "rows of every rank are read at the stride of the first one's",
+    kind=Kind.LAYOUT,
+    sources="kind of M15",
+    missed_by="ranks with buffers alike",
+)
+def _first_stride(op: Any, *, y: Any) -> Any:
+    return op(y=[part.as_strided(part.shape, y[0].stride(), part.storage_offset()) for part in y])

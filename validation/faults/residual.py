@@ -170,3 +170,29 @@ def _double(op: Any, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _element(op: Any, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     square = x[..., :-1].float().square().sum(-1, keepdim=True) / x.shape[-1]
     return bf16(x.float() * (square + eps).rsqrt() * weight.float())
+
+
+@NORM(
+    "rms-norm-over-the-stride",
+    "mean square over as many elements as lie between two rows",
+    kind=Kind.LAYOUT,
+    sources="kind of M15",
+    missed_by="dense rows; gaps that hold zeros",
+)
+def _over_stride(op: Any, *, x: Tensor, **rest: Any) -> Any:
+    y, (rows, width), stride = op(x=x, **rest), x.shape, x.stride(0)
+    if rows > 1 and stride > width:
+        gaps = x.as_strided((rows - 1, stride - width), (stride, 1), x.storage_offset() + width)
+        y[:-1] += 0.0 * gaps.sum(-1, keepdim=True)
+    return y
+
+
+@NORM(
+    "rms-norm-weight-unsigned",
+    "sign of the norm's weight lost",
+    kind=Kind.OPERAND,
+    sources="kind of M82",
+    missed_by="weights about one",
+)
+def _unsigned(op: Any, *, weight: Tensor, **rest: Any) -> Any:
+    return op(weight=weight.abs(), **rest)

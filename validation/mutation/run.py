@@ -152,8 +152,9 @@ def _used(
     used: dict[str, list[str]] = {}
     for gate in gates:
         own = Context(context.target, context.baseline, context.candidate, context.seed, settings[gate.name])
-        components = {(f.component, f.paths): f for f in faults if can_see(gate, f)}
-        names = {unit.id for fault in components.values() for unit in units_for(gate, own, fault)}
+        # All that `units_for` chooses by: faults alike in it are asked of the same units.
+        alike = {(f.component, f.paths, f.layer, f.gate): f for f in faults if can_see(gate, f)}
+        names = {unit.id for fault in alike.values() for unit in units_for(gate, own, fault)}
         used[gate.name] = sorted(names)
     return used
 

@@ -13,11 +13,13 @@ from torch import Tensor
 from decode_impl.ops import call_on_case
 from decode_impl.specialized import emulation
 from numerics.families import FAMILIES, MINI, make_case
+from numerics.formats import E4M3_NAN
 from validation.faults.base import Fault
+from validation.faults.catalogue import FAULTS
 from validation.gates.numerics import contracts
 from validation.gates.numerics.contracts import POISONS, broken_contracts
 from validation.gates.numerics.gate import NumericsGate
-from validation.gates.numerics.poison import garbled_cases
+from validation.gates.numerics.poison import garbled_cases, widened
 from validation.gates.numerics.poison import poisoned as poisoned_case
 from validation.verdict import Verdict
 
@@ -299,6 +301,40 @@ def test_a_mutant_turns_the_gate_red_by_its_contract(op: str, mutate: Callable[[
     assert result.verdict is Verdict.FAIL
     assert any(f"contract '{contract}' of the candidate is broken in" in f.message for f in result.findings)
     assert not any("of the baseline" in f.message for f in result.findings)
+
+
+BETWEEN_ROWS = {
+    "kda-nan-state-hidden": "NaN stays NaN",
+    "mla-nan-row-hidden": "NaN stays NaN",
+    "mla-value-gate-nan-hidden": "NaN stays NaN",
+    "reduce-nan-of-a-rank-hidden": "NaN stays NaN",
+    "kda-nan-in-other-states": "rows kept apart",
+    "mla-row-padding-zeroed": "row padding unchanged",
+    "mla-pages-side-by-side": "strided views",
+    "mla-value-rows-side-by-side": "strided views",
+    "reduce-stride-of-first-rank": "strided views",
+    "rms-norm-over-the-stride": "strided views",
+}
+"""Faults that show in one input alone, in what a pool holds afterwards, or in what lies between rows."""
+
+
+@pytest.mark.parametrize(("fault", "contract"), BETWEEN_ROWS.items(), ids=BETWEEN_ROWS)
+def test_what_one_input_brings_and_what_lies_between_rows_is_looked_at(fault: str, contract: str) -> None:
+    op = FAULTS[fault].component
+    family = "iid_bf16" if op in ("mla_query", "mla_attend") else "iid"
+    assert broken(op, lambda right: FAULTS[fault].mutate({op: right})[op], family=family).keys() == {contract}
+
+
+def test_gaps_hold_what_neither_a_read_nor_a_zero_leaves_unseen() -> None:
+    case = make_case("mla_query", MINI, "iid_fp8", 4, seed=0)
+    cache, a = (widened("mla_query", case)[name] for name in ("cache", "a"))
+    for view, filler in (
+        (cache, E4M3_NAN),
+        (a.view(torch.int16), torch.tensor(float("nan")).bfloat16().view(torch.int16)),
+    ):
+        behind = view.as_strided((1,), (1,), view.storage_offset() + view.shape[-1])
+        assert int(behind) == int(filler)
+    assert torch.equal(cache, case["cache"])
 
 
 @pytest.mark.parametrize(("op", "name"), DENSE, ids=[f"{op}-{name}" for op, name in DENSE])

@@ -15,7 +15,7 @@ import torch
 from small_k3 import context_of, small_target
 from torch import Tensor
 
-from numerics.families import FAMILIES, MINI, Draw, make_case, shapes
+from numerics.families import BRANCHES, FAMILIES, MINI, Draw, make_case, shapes
 from numerics.families.constants import turned
 from validation.faults.base import Fault
 from validation.gates.base import Context
@@ -224,3 +224,10 @@ def test_ranks_and_blocks_at_the_model_s_width_change_with_family_and_seed() -> 
     ]
     assert {d["ranks"] for d in dims} == {1, 2, 4, 8, 16}
     assert len({d["blocks_used"] for d in dims}) == dims[0]["attn_res_blocks"]
+
+
+@pytest.mark.parametrize(("op", "branch"), [(op, name) for op, names in BRANCHES.items() for name in names])
+def test_every_way_through_an_op_is_measured_at_every_bin(op: str, branch: str) -> None:
+    context = with_defaults(premerge(op))
+    units = [unit for unit in NumericsGate().plan(context) if unit.params.get("width") == "model"]
+    assert {unit.params["rows"] for unit in units if branch in {d.family for d in drawn_of(unit, context)}} >= set(BINS)

@@ -27,6 +27,7 @@ from validation.mutation.document import faults_page
 from validation.mutation.matrix import Matrix, Outcome, Score, row_of
 from validation.mutation.measure import waits
 from validation.mutation.plan import CELLS_TRIED, components_first, units_for
+from validation.mutation.run import _used
 from validation.mutation.shared import SharedTarget
 from validation.profile import load_profile
 from validation.reports.mutation import headline, render_html, render_markdown
@@ -276,6 +277,16 @@ def test_units_are_those_that_can_see_the_fault_in_the_order_of_their_cost(fault
     units = units_for(ParityGate(), context, FAULTS[fault])
     assert [next((kind for kind in ("schedule", "fuzz") if kind in unit.params), "cell") for unit in units] == kinds
     assert fault != "verify-width-6" or all("verify" in unit.id or "drafts" in unit.params for unit in units)
+
+
+def test_the_healthy_run_has_every_unit_that_a_fault_is_judged_on() -> None:
+    faults = [FAULTS["dcp-written-by-next-rank"], FAULTS["page-given-twice"]]
+    assert len({(fault.component, fault.paths) for fault in faults}) == 1
+    gate, settings = ParityGate(), load_profile("premerge")[1].gates
+    context = Context(small_target(), ArmConfig("baseline"), ArmConfig("candidate"), 0, settings["parity"])
+    wanted = {unit.id for fault in faults for unit in units_for(gate, context, fault)}
+    for order in (faults, faults[::-1]):
+        assert set(_used([gate], settings, order, context)["parity"]) == wanted
 
 
 def test_a_shared_baseline_gives_what_its_own_arm_gives_and_computes_once() -> None:

@@ -44,6 +44,9 @@ ROW_INPUTS: dict[str, tuple[str, ...]] = {
 OWNERS = {"kda_step": "slots", "kda_verify": "sources", "mla_attend": "lengths", "mla_attend_dcp": "lengths"}
 """Inputs of which 0 says that a row, or a request of `kda_verify`, belongs to nobody; its output is zero."""
 
+WRITERS = {"kda_step": "slots", "kda_verify": "sources", "mla_query": "positions"}
+"""Inputs of the ops that write pools, an entry a row, of which 0 says that the row writes nothing."""
+
 NOT_APPLICABLE = {"replay equals eager": "no path of this target replays a captured graph"}
 """Contracts that cannot be asked here, with the reason."""
 
@@ -61,7 +64,7 @@ def broken_contracts(op: str, case: Case, run: Run, placement: bool, clean: Outp
     counts = {
         "unowned bytes unchanged": _changed_outside(case, clean, pools),
         "inputs unchanged": _changed_inputs(case, wide_case, pools),
-        "row padding unchanged": sum(_padding_changed(wide[pool]) for pool in pools),
+        "row padding unchanged": sum(_padding_changed(wide_case[pool], wide[pool]) for pool in pools),
         "same bits twice": _differences(clean, again),
         "null rows zero": _null_rows_not_zero(op, case, clean),
         "poison ignored": _poison_leaks(op, case, run, clean, pools),
@@ -90,11 +93,17 @@ def _changed_inputs(case: Case, wide: Case, pools: Outputs) -> int:
     return sum(differing(case[name], wide[name]) for name in inputs)
 
 
-def _padding_changed(pool: Tensor) -> int:
-    """Elements between the rows of a pool with gaps that no longer hold what `widened` put there (zeros)."""
-    elements = pool.untyped_storage().nbytes() // pool.element_size()
-    everything = pool.as_strided((elements,), (1,), 0)
-    return int(everything.count_nonzero()) - int(pool.count_nonzero())
+def _padding_changed(given: Tensor, pool: Tensor) -> int:
+    """Elements between the rows of a pool with gaps that no longer hold what `widened` put there."""
+    before, after = _storage(given), _storage(pool)
+    between = torch.ones_like(before, dtype=torch.bool)
+    between.as_strided(given.size(), given.stride(), given.storage_offset()).fill_(False)
+    return differing(before[between], after[between])
+
+
+def _storage(x: Tensor) -> Tensor:
+    """All elements of the tensor that `x` is a view of."""
+    return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
 
 
 def _null_rows_not_zero(op: str, case: Case, outputs: Outputs) -> int:
@@ -153,8 +162,9 @@ def _unwritten(case: Case, run: Run, clean: Outputs) -> int:
 def _garbled_rows(op: str, case: Case, run: Run, clean: Outputs, pools: Outputs) -> dict[str, int]:
     """What rows of NaNs do: nothing to the others, and their own outputs are NaN, or someone will trust them.
 
-    "rows kept apart": elements of other rows whose bits change, and ids that name no expert. "NaN stays NaN": elements
-    of garbled rows that are no NaN. Rows that belong to nobody are zero, whatever they hold.
+    "rows kept apart": elements of other rows, and of pools that other rows own or nobody does, whose bits change, and
+    ids that name no expert. "NaN stays NaN": elements of garbled rows, and of what they wrote into pools, that are no
+    NaN. Rows that belong to nobody are zero, whatever they hold.
     """
     spread, hidden = 0, 0
     for spoiled, rows in garbled_cases(op, case):
@@ -165,9 +175,20 @@ def _garbled_rows(op: str, case: Case, run: Run, clean: Outputs, pools: Outputs)
             if op != "route":
                 live = own & ~_nobodys(op, case).repeat_interleave(own.shape[0] // rows.shape[0])
                 hidden += int((~_nan(dirty[name][live])).sum())
+        for pool, own in (_written_by(op, case, rows) if pools else {}).items():
+            spread += differing(clean[pool][~own], dirty[pool][~own])
+            # A window of the convolution has older tokens in it, which were none.
+            newest = dirty[pool][own][..., -1:] if pool == "conv_state" else dirty[pool][own]
+            hidden += int((~_nan(newest)).sum())
         if op == "route":
             spread += int(((dirty["ids"] < 0) | (dirty["ids"] >= case["logits"].shape[-1])).sum())
     return {"rows kept apart": spread, "NaN stays NaN": hidden}
+
+
+def _written_by(op: str, case: Case, rows: Tensor) -> Outputs:
+    """Which entries of each pool these rows write, as `written` says of all of them."""
+    place = WRITERS[op]
+    return written(op, {**case, place: torch.where(rows, case[place], 0)})
 
 
 def _nan(x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ _FIRST_ROWS: dict[str, tuple[str, ...]] = {
     "rms_norm": ("x",),
     "all_reduce": ("y",),
     "attn_res": ("prefix", "delta"),
-    "output_mix": ("y",),
+    "output_mix": ("y", "prefix"),
     "kda_step": ("proj",),
     "kda_verify": ("proj",),
     "mla_query": ("a",),
@@ -39,11 +39,11 @@ _FIRST_ROWS: dict[str, tuple[str, ...]] = {
     "mla_value": ("latent", "gate"),
     "moe_front": ("x",),
     "route": ("logits",),
-    "experts": ("z",),
+    "experts": ("z", "weights"),
     "shared_expert": ("x",),
     "moe_tail": ("latent", "shared"),
 }
-"""Inputs of a row that `garbled_cases` fills with NaNs."""
+"""Inputs of a row that `garbled_cases` fills with NaNs, one at a time."""
 
 
 _WIDENED = {
@@ -106,24 +106,25 @@ def poisoned(op: str, case: Case, poison: float) -> dict[str, Any] | None:
 
 
 def garbled_cases(op: str, case: Case) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """The case with NaNs for the inputs of half of its rows, and again for the other half; and which they are, bool.
+    """The case with NaNs for one input of half of its rows, for another input of the other half; and which rows, bool.
 
     A padded row of a captured batch may hold anything: it must not reach the others. The halves differ from case to
-    case, so that any two rows are on different sides in every other case; the first and the last always are. None where
-    the op has no rows, or a single one. A row of `kda_verify` is a request.
+    case, so that any two rows are on different sides in every other case; the first and the last always are. So do the
+    inputs: a NaN that one of them brings alone (a rank's partial, a gate) must not be lost behind those of the others.
+    None where the op has no rows, or a single one. A row of `kda_verify` is a request.
     """
     if op not in _FIRST_ROWS or (count := rows_of(op, case)) < 2:
         return
-    drawn = int(case[_first_rows(op, case)[0]].flatten()[:64].double().nan_to_num().abs().sum() * 2**16) % 2**31
+    unread = "prefix" if case.get("replace_prefix") else ""
+    names = [name for name in _first_rows(op, case) if case[name].numel() and name != unread]
+    drawn = int(case[names[0]].flatten()[:64].double().nan_to_num().abs().sum() * 2**16) % 2**31
     half = torch.randint(0, 2, (count,), generator=torch.Generator().manual_seed(drawn)).bool()
     half[0], half[-1] = True, False
-    for rows in (half, ~half):
-        spoiled = dict(case)
-        for name in _first_rows(op, case):
-            spoiled[name] = case[name].clone()
-            by_row = spoiled[name].view(count, -1)
-            by_row[rows] = E4M3_NAN if by_row.dtype == torch.uint8 else float("nan")
-        yield spoiled, rows
+    for place, rows in enumerate((half, ~half)):
+        name = names[(drawn + place) % len(names)]
+        by_row = case[name].clone().view(count, -1)
+        by_row[rows] = E4M3_NAN if by_row.dtype == torch.uint8 else float("nan")
+        yield {**case, name: by_row.view_as(case[name])}, rows
 
 
 def rows_of(op: str, case: Case) -> int:
@@ -136,23 +137,31 @@ def _first_rows(op: str, case: Case) -> list[str]:
 
 
 def widened(op: str, case: Case) -> dict[str, Any]:
-    """The same case with gaps of zeros behind every slot of its pools, and every row of its caches and inputs.
+    """The same case with gaps behind every slot of its pools, and every row of its caches and inputs.
 
-    Of a list of slots, positions or lengths every other element is a gap: the second column of a larger table.
+    Of a list of slots, positions or lengths every other element is a gap: the second column of a larger table. Every
+    other rank has gaps twice as wide. Pages, banks of blocks and rows of heads have one more entry behind them where
+    they are only read: `mla_query` takes the pages of a cache to lie side by side.
     """
     names = [key for key in case if key.split(".")[0] in _WIDENED.get(op, ())]
     pools = [name for name in ("conv_state", "state") if name in case]
     return {
         **case,
-        **{name: _with_gaps(case[name], -1) for name in names},
+        **{name: _with_gaps(case[name], -1, 1 + _rank(name) % 2, outer=op != "mla_query") for name in names},
         **{name: _with_gaps(case[name], 1) for name in pools},
     }
 
 
-def _with_gaps(x: Tensor, axis: int) -> Tensor:
-    """A view of a larger tensor of zeros that is longer along `axis` by a third of a typical vector load.
+def _rank(name: str) -> int:
+    return int(name.partition(".")[2] or 0)
 
-    It starts one element into its storage: at an address that no vector load may take for granted.
+
+def _with_gaps(x: Tensor, axis: int, times: int = 1, outer: bool = False) -> Tensor:
+    """A view of a larger tensor that is longer along `axis` by a third of a typical vector load, or `times` that.
+
+    It starts one element into its storage: at an address that no vector load may take for granted. Gaps hold NaN, which
+    nobody reads without a trace and nobody overwrites with zeros unseen; among integers, which name something, 0.
+    `outer`: the middle axis is longer by one, too.
     """
     if x.shape == (1,):
         return x
@@ -161,8 +170,11 @@ def _with_gaps(x: Tensor, axis: int) -> Tensor:
         column.copy_(x)
         return column
     shape = list(x.shape)
-    shape[axis] += 8 if x.element_size() < 4 else 4
-    view = x.new_zeros(shape).narrow(axis, 1, x.shape[axis])
+    shape[axis] += times * (8 if x.element_size() < 4 else 4)
+    if outer and x.dim() > 2:
+        shape[1] += 1
+    filler = float("nan") if x.is_floating_point() else E4M3_NAN if x.dtype == torch.uint8 else 0
+    view = x.new_full(shape, filler).narrow(axis, 1, x.shape[axis]).narrow(1, 0, x.shape[1])
     view.copy_(x)
     return view
 

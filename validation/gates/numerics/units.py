@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from numerics.families import FAMILIES, make_case, shapes
+from numerics.families import BRANCHES, FAMILIES, make_case, shapes
 from validation.gates.base import Context, Json, Unit
 from validation.gates.numerics.dims import MODEL, SHAPES, TRUE_WIDTHS, Drawn, dims_of
 from validation.gates.numerics.measure import SEQUENCE_OPS, measure_case
@@ -104,7 +104,8 @@ def _drawn(unit: Unit, context: Context) -> Iterator[Drawn]:
             continue
         width = p.get("verify_width")
         turn = _in_turn(p["width"], p["rows"] * (width or 1), context.settings["families"])
-        for family in _families(p["op"], p["rows"], p["rows"] + seed if turn else None):
+        families = _families(p["op"], p["rows"], p["rows"] + seed if turn else None)
+        for family in dict.fromkeys((*families, *_branches(p["op"], p["width"], p["rows"]))):
             yield Drawn(family, p["rows"], seed, width)
 
 
@@ -144,6 +145,11 @@ def _families(op: str, rows: int, turn: int | None) -> Sequence[str]:
     plain = [family for family in every if family.startswith("iid")] or [every[0]]
     others = [family for family in every if family not in plain]
     return (*plain, others[turn % len(others)]) if others else every
+
+
+def _branches(op: str, width: str, rows: int) -> Sequence[str]:
+    """Families that come in any case: the other ways through an op, at the model's width and every bin."""
+    return BRANCHES.get(op, ()) if width == MODEL and rows in BINS else ()
 
 
 def _units_of(op: str, width: str, rows: Sequence[int], context: Context) -> list[Unit]:
