@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +24,7 @@ def show_gates() -> None:
         ]
         needs = ", ".join(sorted(need.value for need in gate.needs)) or "nothing"
         table.add_row(str(gate.layer), gate.name, gate.question, needs, gate.cost, ", ".join(used) or "none")
-    _print(table)
+    _print(table, whole=(0, 1))
 
 
 def show_faults(as_markdown: bool = False) -> None:
@@ -35,13 +37,12 @@ def show_faults(as_markdown: bool = False) -> None:
     table = Table("fault", "what is wrong", "component", "paths", box=None, pad_edge=False)
     for name, fault in sorted(load_faults().items()):
         table.add_row(name, fault.title, fault.component, ", ".join(fault.paths) or "declared")
-    _print(table)
+    _print(table, whole=(0, 2, 3))
 
 
-def _print(table: Table) -> None:
-    for column in table.columns:
-        column.overflow = "fold"
-    for column in table.columns[:2]:
-        column.no_wrap = True
+def _print(table: Table, whole: Collection[int]) -> None:
+    """Print the table; the columns of these numbers hold names, which stay on one line, the others sentences."""
+    for number, column in enumerate(table.columns):
+        column.overflow, column.no_wrap = "fold", number in whole
     console = Console()
     console.print(table) if console.is_terminal else Console(width=160).print(table)

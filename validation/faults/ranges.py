@@ -119,7 +119,7 @@ for _op in ("attn_res", "output_mix"):
     LAYER.op(
         _op,
         f"{_op.replace('_', '-')}-max-from-zero",
-        "largest score of the sources starts at 0",
+        f"largest score of {_op}'s sources starts at 0",
         sources="kind of M17",
         missed_by="scores above -87",
     )(lost_below_zero)
@@ -138,13 +138,14 @@ def _silu(delta: Any, S: Tensor, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor
 
 
 FP16_MAX = 65504.0
+"""Largest finite number of FP16."""
 
 for _op, _id in (("projection", "projection-fp16"), ("all_reduce", "reduce-fp16"), ("mla_value", "mla-value-fp16")):
 
     @LAYER.op(
         _op,
         f"{_id}-range",
-        "result held to what FP16 holds",
+        f"result of {_op} held to what FP16 holds",
         kind=Kind.OVERFLOW,
         sources="kind of M47",
         missed_by="activations of ordinary size",
