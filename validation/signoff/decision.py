@@ -5,7 +5,7 @@ A ruling says what one demand of the policy came to. NO-GO outranks INCONCLUSIVE
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
@@ -107,19 +107,19 @@ def _gate_ruling(gate: str, docs: Sequence[GateDoc], policy: Policy, day: date) 
 
 def _margins(policy: Policy, records: Sequence[RunRecord], day: date) -> Iterator[Ruling]:
     for margin in policy.margins:
-        values = {
-            f"{record.run.id} {name}": value
-            for record in records
-            for doc in record.stable.gates
-            if doc.name == margin.gate
-            for name, value in flat(doc.metrics).items()
-            if fnmatchcase(name, margin.metric)
-        }
-        yield _waived(_margin_ruling(margin, values), margin.gate, [margin.metric], policy, day)
+        figures: dict[str, dict[str, float]] = {}
+        for record in records:
+            for doc in record.stable.gates:
+                if doc.name == margin.gate:
+                    fitting = {name: v for name, v in flat(doc.metrics).items() if fnmatchcase(name, margin.metric)}
+                    figures.setdefault(record.run.id, {}).update(fitting)
+        yield _waived(_margin_ruling(margin, figures), margin.gate, [margin.metric], policy, day)
 
 
-def _margin_ruling(margin: Margin, values: dict[str, float]) -> Ruling:
+def _margin_ruling(margin: Margin, figures: Mapping[str, Mapping[str, float]]) -> Ruling:
+    """The ruling on what each record of the gate has of a figure. A record without any says nothing of the margin."""
     subject = f"margin {margin.gate} {margin.metric}"
+    values = {f"{run} {name}": value for run, own in figures.items() for name, value in own.items()}
     if not values:
         return Ruling(subject, Outcome.INCONCLUSIVE, f"no record has such a figure; {margin.limit()} is asked for")
     beyond = {name: value for name, value in values.items() if not margin.holds(value)}
@@ -127,6 +127,10 @@ def _margin_ruling(margin: Margin, values: dict[str, float]) -> Ruling:
         shown = ", ".join(f"{name} is {value:.4g}" for name, value in list(beyond.items())[:3])
         more = f" and {len(beyond) - 3} more" if len(beyond) > 3 else ""
         return Ruling(subject, Outcome.NO_GO, f"{margin.limit()} is asked for; {shown}{more} (n = {len(values)})")
+    silent = [run for run, own in figures.items() if not own]
+    if silent:
+        said = f"{', '.join(silent)}: gate {margin.gate} has no such figure; {margin.limit()} is asked for"
+        return Ruling(subject, Outcome.INCONCLUSIVE, said)
     low, high = min(values.values()), max(values.values())
     return Ruling(subject, Outcome.GO, f"{low:.4g} to {high:.4g} (n = {len(values)}); {margin.limit()} is asked for")
 

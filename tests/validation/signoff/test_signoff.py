@@ -14,10 +14,10 @@ from signing import POLICY, TODAY, Signing, edited, ended, failed
 from toy_commandline import CommandLine
 
 from validation.records.record import RunRecord
-from validation.signoff.decision import decide
+from validation.signoff.decision import _margin_ruling, decide
 from validation.signoff.document import not_judged
 from validation.signoff.mutation import Mutation
-from validation.signoff.policy import Policy
+from validation.signoff.policy import Margin, Policy
 from validation.signoff.ruling import Outcome
 
 
@@ -49,6 +49,16 @@ def test_a_failed_gate_is_a_no_go_unless_someone_answers_for_it_until_a_day(sign
     assert signing.sign() == 1
     assert "expired, so it waives nothing" in signing.command.out
     assert "expired, so it waives nothing" in signing.document
+
+
+def test_a_margin_is_not_met_by_the_one_of_two_records_that_has_the_figure() -> None:
+    margin = Margin(gate="error", metric="worst", max=3)
+    told, silent = {"worst": 1.0}, dict[str, float]()
+    assert _margin_ruling(margin, {"a": told, "b": told}).outcome is Outcome.GO
+    ruling = _margin_ruling(margin, {"a": told, "b": silent})
+    assert ruling.outcome is Outcome.INCONCLUSIVE
+    assert ruling.said.startswith("b: gate error has no such figure")
+    assert _margin_ruling(margin, {"a": {"worst": 4.0}, "b": silent}).outcome is Outcome.NO_GO
 
 
 def test_a_waiver_of_one_component_covers_no_other(signing: Signing) -> None:
