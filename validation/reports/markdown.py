@@ -44,9 +44,8 @@ def _head(record: RunRecord) -> list[str]:
         f"profile {_text(stable.profile.name)}, seed {stable.seed}.",
         "",
     ]
-    ran, reasons = scope.steps(record), scope.fallbacks(record)
-    if ran:
-        lines += [f"{_text(ran + (': ' if reasons else '') + reasons)}.", ""]
+    if ran := scope.ran(record):
+        lines += [f"{_text(ran)}.", ""]
     return lines
 
 

@@ -84,6 +84,12 @@ def fallbacks(record: RunRecord) -> str:
     return ", ".join(f"{reason} ({count:,})" for reason, count in counted)
 
 
+def ran(record: RunRecord) -> str:
+    """`steps`, and `fallbacks` where there are any; empty where the candidate ran no step."""
+    shown = steps(record)
+    return ": ".join(filter(None, (shown, fallbacks(record)))) if shown else ""
+
+
 def at_a_glance(record: RunRecord) -> list[str]:
     """What stands beside the verdict: implementation, answers, and the share of steps that ran generic."""
     return [said for said in (implementation(record), evals(record), steps(record)) if said]

@@ -50,9 +50,8 @@ def show(record: RunRecord, report: Path, console: Console) -> None:
 
 def _about(record: RunRecord) -> list[str]:
     """What decoded, which of its steps ran generic and why, and how long the run took."""
-    ran, reasons = scope.steps(record), scope.fallbacks(record)
-    lines = [f"judged: {wording.judged(record)}", f"ran: {ran}{': ' if reasons else ''}{reasons}" if ran else ""]
-    return [*filter(None, lines), scope.work(record)]
+    ran = scope.ran(record)
+    return [f"judged: {wording.judged(record)}", *([f"ran: {ran}"] if ran else []), scope.work(record)]
 
 
 def _table(record: RunRecord) -> Table:

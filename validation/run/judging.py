@@ -8,11 +8,11 @@ from dataclasses import replace
 from validation.gates.base import Context, Finding, Gate, GateResult, Unit
 from validation.names import is_safe_name
 from validation.records.record import ArmUse, GateDoc
-from validation.targets.base import Target
+from validation.targets.base import OWN_PATH, Target, counted
 from validation.verdict import Verdict, overall
 
-OWN_PATH, GENERIC_BACKEND = "specialized", "auto"
-"""The path of a specialised step in an arm's counters, and the `decode_backend` of an arm that must have none."""
+GENERIC_BACKEND = "auto"
+"""The `decode_backend` of an arm that must run no step of the candidate's own path."""
 
 
 def missing(gate: Gate, target: Target) -> str | None:
@@ -62,8 +62,7 @@ def _unearned(arms: Mapping[str, ArmUse], context: Context) -> tuple[str, str]:
         return name, ""
     steps, fallbacks = sum(arms[name].steps.values()), arms[name].fallbacks
     if steps and sum(fallbacks.values()) >= steps:
-        causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(fallbacks.items()))
-        return name, f"all {steps} steps of the {name} arm fell back ({causes}), so its own path never ran"
+        return name, f"all {steps} steps of the {name} arm fell back ({counted(fallbacks)}), so its own path never ran"
     shared = arms.get(other, ArmUse()).steps.get(OWN_PATH, 0)
     if shared and context.baseline.decode_backend == GENERIC_BACKEND:
         return other, f"{shared} steps of the {other} arm ran the candidate's path, so nothing was compared"

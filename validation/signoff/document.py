@@ -13,6 +13,7 @@ from validation.records.metrics import flat
 from validation.records.record import GateDoc, PlotDoc, RunRecord
 from validation.reports import plots, wording
 from validation.reports.html import TEMPLATES, environment
+from validation.reports.scope import EMULATION
 from validation.reports.text import visible_line, whole_clauses
 from validation.signoff.folder import Case
 from validation.signoff.ruling import Outcome
@@ -92,7 +93,7 @@ def not_judged(records: Sequence[RunRecord]) -> dict[str, str]:
     reasons = {what: f"no gate of layer {layer} decided" for layer, what in LAYERS.items() if layer not in seen}
     reasons["performance"] = "no gate asks about it; decodegate bench measures it, and no record holds what it found"
     ran = {record.stable.target.fingerprint.get("specialised path") for record in records}
-    if ran == {"emulation"}:
+    if ran == {EMULATION}:
         reasons["fused kernels"] = "their emulation ran; nothing is said about the kernels themselves"
     for record in records:
         for gate, why in record.stable.not_judged.items():

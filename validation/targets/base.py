@@ -19,6 +19,10 @@ Case = Mapping[str, Any]
 """Inputs of one op as named in docs/ops.md: tensors and plain numbers."""
 
 
+OWN_PATH = "specialized"
+"""What counters and steps call the candidate's own path."""
+
+
 class TargetError(RuntimeError):
     """A target that cannot be opened as asked; the message lists every reason (exit code 2)."""
 
@@ -111,6 +115,11 @@ class Counters:
 
     steps: Mapping[str, int] = field(default_factory=dict)
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+
+
+def counted(fallbacks: Mapping[str, int]) -> str:
+    """Reasons of fallbacks with their numbers, in one line; empty where there is none."""
+    return ", ".join(f"{reason}: {n}" for reason, n in sorted(fallbacks.items()))
 
 
 class Arm(Protocol):

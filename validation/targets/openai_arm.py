@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from validation.targets.base import ArmConfig, Capability, Counters, TargetError
+from validation.targets.base import OWN_PATH, ArmConfig, Capability, Counters, TargetError
 from validation.targets.openai_evidence import Evidence
 from validation.targets.openai_forced import HOW_TO_FORCE, OpenAIForcedDecode
 
@@ -40,7 +40,7 @@ class OpenAIArm:
         `one_path` where the baseline's server shows the same: then they are no steps of a path of the arm's own.
         """
         own = self.config.decode_backend != "auto"
-        path = "specialized" if own and evidence.shown and not one_path else "generic"
+        path = OWN_PATH if own and evidence.shown and not one_path else "generic"
         self._steps[path] = self._steps.get(path, 0) + answers
         if own and path == "generic":
             reason = ONE_PATH if evidence.shown else UNSHOWN

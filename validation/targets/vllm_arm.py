@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from validation.records.jsonio import digest
-from validation.targets.base import ArmConfig, Counters, ForcedStep, TargetError
+from validation.targets.base import OWN_PATH, ArmConfig, Counters, ForcedStep, TargetError
 from validation.targets.optional import ForcedWork
 from validation.targets.text import Answer, Ask
 from validation.targets.vllm_process import VllmEngines, VllmProcess
@@ -91,14 +91,14 @@ class VllmArm:
         return file, path
 
     def _path(self, process: VllmProcess) -> str:
-        return "specialized" if process.about["specialized"] else "generic"
+        return OWN_PATH if process.about["specialized"] else "generic"
 
     def _count(self, steps: int, process: VllmProcess) -> None:
         self._add(steps, self._path(process))
 
     def _add(self, steps: int, path: str) -> None:
         self._steps[path] = self._steps.get(path, 0) + steps
-        if self.config.decode_backend == "latency_specialized" and path != "specialized":
+        if self.config.decode_backend == "latency_specialized" and path != OWN_PATH:
             self._fallbacks[UNSHOWN] = self._fallbacks.get(UNSHOWN, 0) + steps
 
 

@@ -19,7 +19,7 @@ from validation.gates.evals.measure import ask_both, prompt_of
 from validation.gates.evals.report import result, steps_table
 from validation.gates.evals.settings import OPTIONAL, RULES, Planned, planned, unknown_names
 from validation.gates.settings import problems
-from validation.targets.base import ArmConfig, Capability
+from validation.targets.base import OWN_PATH, ArmConfig, Capability, counted
 
 
 class EvalsGate:
@@ -117,10 +117,10 @@ def _not_its_path(results: Mapping[str, dict[str, Json]], context: Context) -> l
     same = context.candidate.decode_backend == context.baseline.decode_backend
     paths, fallbacks = _steps(results, "paths"), _steps(results, "fallbacks")
     lost = fallbacks.total() if Capability.CONVERSE in context.target.capabilities else 0
-    if same or not results or (paths["specialized"] and not lost):
+    if same or not results or (paths[OWN_PATH] and not lost):
         return []
-    reasons = ", ".join(f"{why}: {n}" for why, n in sorted(fallbacks.items())) or "it is not on"
-    if paths["specialized"]:
+    reasons = counted(fallbacks) or "it is not on"
+    if paths[OWN_PATH]:
         said = (
             f"{lost} of {paths.total()} answers of the candidate are not of its own path ({reasons}); start a new run"
         )

@@ -13,6 +13,7 @@ from typing import Any
 from evals.statistics import Interval, bootstrap_mean
 from validation.gates.base import Finding, Json
 from validation.gates.parity.measure import KL_RESOLUTION, STATE_KINDS
+from validation.targets.base import OWN_PATH, counted
 
 TYPICAL_MULTIPLE = 2.5
 """Allowed typical KL (geometric mean over tokens) in floors.
@@ -74,7 +75,7 @@ def judge_cell(unit: str, result: Mapping[str, Any], seed: int, cells_in_all: in
     """Judge one cell: the candidate's path ran, everything is finite, KL and caches are within their multiples."""
     candidate, floor = result["candidate"], result["floor"]
     kl, noise = candidate["summary"]["kl"]["mean"], floor["summary"]["kl"]["mean"]
-    broken = [*_path_findings(unit, result), *_nonfinite_findings(unit, result)]
+    broken = [*path_findings(unit, result), *_nonfinite_findings(unit, result)]
     if broken:
         return CellJudgement(kl, noise, findings=broken)
     alpha = alpha_of(cells_in_all, result.get("looks", 1))
@@ -125,10 +126,10 @@ def _logarithms(figures: Sequence[float]) -> list[float]:
     return [math.log(figure + _CACHE_RESOLUTION) for figure in figures]
 
 
-def _path_findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:
+def path_findings(unit: str, result: Mapping[str, Any]) -> Iterator[Finding]:
     """Unless both arms were asked for one backend, the candidate must have run its own."""
-    if result.get("own_path", True) and not result["paths"].get("specialized"):
-        reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(result["fallbacks"].items())) or "it is not on"
+    if result.get("own_path", True) and not result["paths"].get(OWN_PATH):
+        reasons = counted(result["fallbacks"]) or "it is not on"
         yield Finding("plan", f"{unit}: the candidate ran no specialised step ({reasons}); nothing was judged", unit)
     elif result.get("own_path", True) and result.get("elsewhere"):
         # A prompt runs generic; every row that is judged is one of decode, and has no reason to.

@@ -15,14 +15,11 @@ from torch import Tensor
 from evals.text import load
 from numerics.logits import LogitStats, LogitSummary
 from validation.gates.parity.layers import LayerCurve, curves
-from validation.targets.base import Arm, ArmConfig, Capability, ForcedDecode, ForcedStep, Target, TargetError
+from validation.targets.base import OWN_PATH, Arm, ArmConfig, Capability, ForcedDecode, ForcedStep, Target, TargetError
 from validation.targets.optional import Verifying, expect
 
 KL_RESOLUTION = 1e-8
 """Nats added to a token's KL before its logarithm: logits are BF16, and one ULP on one of them moves KL by more."""
-
-OWN_PATH = "specialized"
-"""What a step of the candidate's own path is called."""
 
 STATE_KINDS = ("state", "conv", "latent")
 """Caches that are compared after the last token: recurrent state, convolution window, latent rows."""

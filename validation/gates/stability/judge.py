@@ -9,7 +9,7 @@ from typing import Any
 
 from evals.statistics import Interval, bootstrap_mean, mcnemar_worse
 from validation.gates.base import Finding
-from validation.gates.parity.judge import ALPHA, CACHE_MULTIPLE, TYPICAL_MULTIPLE
+from validation.gates.parity.judge import ALPHA, CACHE_MULTIPLE, TYPICAL_MULTIPLE, path_findings
 from validation.gates.stability.measure import BUCKET
 
 ACCEPTANCE_MARGIN = 0.1
@@ -74,7 +74,7 @@ answer, and is meant to end at its length."""
 def judge_task(unit: str, result: Figures, seed: int) -> TaskJudgement:
     """Judge the answers of one task."""
     baseline, candidate, floor = result["baseline"], result["candidate"], result["floor"]
-    broken = [*_path(unit, result), *_errors(unit, candidate, baseline)]
+    broken = [*path_findings(unit, result), *_errors(unit, candidate, baseline)]
     if broken:
         return TaskJudgement(broken)
     alpha = ALPHA / _TESTS_PER_TASK
@@ -99,12 +99,6 @@ def judge_task(unit: str, result: Figures, seed: int) -> TaskJudgement:
         if "right" in baseline[0] and accepted.difference.lower < -_BLIND * accepted.allowed_loss
     ]
     return TaskJudgement(findings, undecided if not findings else (), rates, acceptance)
-
-
-def _path(unit: str, result: Figures) -> Iterator[Finding]:
-    if result.get("own_path", True) and not result["paths"].get("specialized"):
-        reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(result["fallbacks"].items())) or "it is not on"
-        yield Finding("plan", f"{unit}: the candidate ran no specialised step ({reasons}); nothing was judged", unit)
 
 
 def _errors(unit: str, candidate: Sequence[Figures], baseline: Sequence[Figures]) -> Iterator[Finding]:

@@ -12,8 +12,8 @@ import torch
 from evals.degeneration import compression_ratio, loop_onset, repeated_share
 from evals.items import chain
 from numerics.logits import LogitStats
-from validation.gates.parity.measure import KL_RESOLUTION, OWN_PATH, Arms, own_path_asked, windows
-from validation.targets.base import Arm, Target
+from validation.gates.parity.measure import KL_RESOLUTION, Arms, own_path_asked, windows
+from validation.targets.base import OWN_PATH, Arm, Target
 from validation.targets.optional import expect
 from validation.targets.text import Answer, Ask
 
